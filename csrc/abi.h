@@ -195,15 +195,25 @@ int dsv41_candidate_logits(const Dsv41Device* device, void* stream, const Dsv41C
 /* ---- runtime.c ----------------------------------------------------------------------------------------------- */
 
 /* Fill the table from the runtime library that the process already has (dlopen with RTLD_NOLOAD), never load one.
- * "hip" or "cuda"; NULL and a reason in `why` when it is not there. */
+ * "hip" or "cuda"; NULL and a reason in `why` when it is not there or has no device. Else `why` may hold its path. */
 const Dsv41Runtime* dsv41_runtime_find(const char* name, char* why, size_t why_size);
 
-/* Load the code object on `ordinal` and resolve the kernels. 0, or a code with failure->kernel naming the step. */
+/* The words for a code: the runtime's own for those above 0 ("hipErrorInvalidValue"), ours for the DSV41_ ones. */
+const char* dsv41_error_text(const Dsv41Runtime* runtime, int code);
+
+/* Load the code object on `ordinal` and resolve the kernels. 0, or a code with failure->kernel naming the step. A kernel
+ * that get_function does not find (500 in both runtimes) is NULL; none at all is DSV41_NO_KERNEL. */
 int dsv41_device_load(const Dsv41Runtime* runtime, int ordinal, const void* image, Dsv41Device* device, Dsv41Failure* failure);
 
-/* Launch with the device made current for the call and restored after it; skipped when it is current already. */
+/* Launch with the device made current for the call and restored after it; skipped when it is current already. The kernel
+ * takes one struct by value, *args. Counts itself in failure->launched, which the launcher sets to 0 at its start. */
 int dsv41_device_launch(const Dsv41Device* device, int kernel, unsigned grid_x, unsigned grid_y, unsigned block_x,
                         void* stream, const void* args, Dsv41Failure* failure);
+
+/* The same for a function of another module (candidate logits compiled by Triton): params point at the arguments. */
+int dsv41_function_launch(const Dsv41Runtime* runtime, int ordinal, void* function, const char* name, unsigned grid_x,
+                          unsigned grid_y, unsigned block_x, unsigned lds_bytes, void* stream, void** params,
+                          Dsv41Failure* failure);
 
 #ifdef __cplusplus
 }
