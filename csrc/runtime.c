@@ -79,8 +79,7 @@ static int bind_library(const char* prefix, const Symbol* symbols, size_t count,
   return 1;
 }
 
-/* ---- HIP
- * ---------------------------------------------------------------------------------------------------------
+/* ---- HIP ------------------------------------------------------------------------------------- */
  */
 
 static struct {
@@ -216,8 +215,7 @@ static int hip_open(char* why, size_t why_size) {
 
 static int hip_device_count(int* count) { return hip_result(hip.get_device_count(count)); }
 
-/* ---- CUDA
- * --------------------------------------------------------------------------------------------------------
+/* ---- CUDA ------------------------------------------------------------------------------------ */
  */
 
 static struct {
