@@ -80,7 +80,6 @@ static int bind_library(const char* prefix, const Symbol* symbols, size_t count,
 }
 
 /* ---- HIP ------------------------------------------------------------------------------------- */
- */
 
 static struct {
   int (*get_device_count)(int* count);
@@ -216,7 +215,6 @@ static int hip_open(char* why, size_t why_size) {
 static int hip_device_count(int* count) { return hip_result(hip.get_device_count(count)); }
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
- */
 
 static struct {
   int (*init)(unsigned flags);
