@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels with known faults, one each: the harness is worth what it finds (test_harness.py). Not part of the product.
+
+#include "platform_host.h"
+
+namespace {
+
+struct FaultArgs {
+  int32_t* out;  // one word a thread
+  int32_t count;
+};
+
+struct SharedSum {
+  int32_t of_wave[16];
+};
+
+// Right: the sum of all thread numbers, over waves and then over the workgroup.
+extern "C" __global__ void harness_right_kernel(FaultArgs args) {
+  __shared__ SharedSum lds;
+  const uint64_t* values = harness::exchange(harness::place.thread, "exchange", {__FILE__, __LINE__});
+  int32_t sum = 0;
+  for (unsigned i = 0; i < harness::kWaveSize; i++) sum += static_cast<int32_t>(values[i]);
+  if (harness::place.thread % harness::kWaveSize == 0) lds.of_wave[harness::place.thread / harness::kWaveSize] = sum;
+  harness::barrier({__FILE__, __LINE__});
+  int32_t total = 0;
+  for (unsigned i = 0; i < harness::place.threads / harness::kWaveSize; i++) total += lds.of_wave[i];
+  args.out[harness::place.thread] = total;
+}
+
+// The barrier between writing and reading LDS is not there.
+extern "C" __global__ void harness_missing_barrier_kernel(FaultArgs args) {
+  __shared__ int32_t words[1024];
+  words[harness::place.thread] = static_cast<int32_t>(harness::place.thread);
+  args.out[harness::place.thread] = words[harness::place.threads - 1 - harness::place.thread];
+}
+
+// LDS is read before anybody wrote it.
+extern "C" __global__ void harness_unset_lds_kernel(FaultArgs args) {
+  __shared__ int32_t words[1024];
+  args.out[harness::place.thread] = words[harness::place.thread];
+}
+
+extern "C" __global__ void harness_missed_operation_kernel(FaultArgs args) {
+  if (harness::place.thread % harness::kWaveSize != 5) args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
+}
+
+extern "C" __global__ void harness_missed_barrier_kernel(FaultArgs) {
+  if (harness::place.thread < 128) harness::barrier({__FILE__, __LINE__});
+}
+
+extern "C" __global__ void harness_two_operations_kernel(FaultArgs args) {
+  if (harness::place.thread & 1)
+    args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
+  else
+    args.out[0] = static_cast<int32_t>(harness::exchange(1, "exchange", {__FILE__, __LINE__})[0]);
+}
+
+// One word past the buffer that the test made, and past the LDS array: for the sanitizers.
+extern "C" __global__ void harness_read_past_end_kernel(FaultArgs args) {
+  if (harness::place.thread == 0) args.out[0] = args.out[args.count];
+}
+
+extern "C" __global__ void harness_lds_past_end_kernel(FaultArgs args) {
+  __shared__ int32_t words[64];
+  volatile int32_t* p = words;
+  if (harness::place.thread == 0) args.out[0] = p[args.count];
+}
+
+}  // namespace
+
+HARNESS_KERNEL(harness_right_kernel)
+HARNESS_KERNEL(harness_missing_barrier_kernel)
+HARNESS_KERNEL(harness_unset_lds_kernel)
+HARNESS_KERNEL(harness_missed_operation_kernel)
+HARNESS_KERNEL(harness_missed_barrier_kernel)
+HARNESS_KERNEL(harness_two_operations_kernel)
+HARNESS_KERNEL(harness_read_past_end_kernel)
+HARNESS_KERNEL(harness_lds_past_end_kernel)
