@@ -215,6 +215,28 @@ int dsv41_function_launch(const Dsv41Runtime* runtime, int ordinal, void* functi
                           unsigned grid_y, unsigned block_x, unsigned lds_bytes, void* stream, void** params,
                           Dsv41Failure* failure);
 
+/* ---- logits.c: candidate logits compiled by Triton for gfx942 (dsv41topk/_logits.py provides the code object) ---- */
+
+/* One compiled kernel on one device. It serves one (heads, page_size, block_size, one end per row or per request). */
+typedef struct Dsv41LogitsKernel {
+  const Dsv41Runtime* runtime;
+  int ordinal;
+  void* module;
+  void* function;
+  unsigned threads;
+  unsigned lds_bytes;
+  char name[64];
+} Dsv41LogitsKernel;
+
+int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* image, const char* name, unsigned threads,
+                      unsigned lds_bytes, Dsv41LogitsKernel* kernel, Dsv41Failure* failure);
+
+/* Whether the compiled kernel takes these arguments: FP8 format, 16-byte alignment of q, cache and pages, sizes. */
+int dsv41_logits_serves(const Dsv41CandidateLogitsArgs* args);
+
+int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream, const Dsv41CandidateLogitsArgs* args,
+                        Dsv41Failure* failure);
+
 #ifdef __cplusplus
 }
 #endif
