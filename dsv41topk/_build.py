@@ -60,6 +60,9 @@ BACKEND_OF_ARCH = {"gfx942": "hip", "sm_90": "cuda"}
 COMPILE_TIMEOUT_S = 300.0
 """A compiler that hangs is killed after this; the kernels take seconds."""
 
+LOCK_TIMEOUT_S = COMPILE_TIMEOUT_S + 60.0
+"""Who holds a lock for longer was stopped, not slow: compile without the cache then."""
+
 HIP_FLAGS = (
     "-x", "hip", "--offload-arch=gfx942", "--cuda-device-only", "--no-gpu-bundle-output",
     "-nogpuinc", "-nogpulib", "-std=c++17", "-O3",
@@ -388,6 +391,7 @@ def _refuse(path: Path, rule: str) -> NoReturn:
 class _Cache:
     """A folder of entries `<kind>-<key>`, each a folder that holds `data` and `entry.json`.
 
+    Others may read: what root has built into a container image serves an ordinary user.
     Opening one makes the folder, and raises BuildError where others could plant an entry in it.
     An OSError means that there is no cache to be had (a read-only disk, say).
     """
@@ -396,7 +400,7 @@ class _Cache:
         self.root = cache_folder()
         for folder in (*reversed(self.root.parents), self.root):
             if not folder.is_dir():
-                folder.mkdir(mode=0o700, exist_ok=True)
+                folder.mkdir(mode=0o755, exist_ok=True)
         status = self.root.stat()
         if status.st_uid not in (os.geteuid(), 0):
             _refuse(self.root, f"belongs to user {status.st_uid}")
@@ -439,9 +443,9 @@ class _Cache:
         entry = {"kind": kind, "key": key, "sha256": hashlib.sha256(data).hexdigest()}
         with self.work_folder(key) as folder:
             fresh = folder / "fresh"
-            fresh.mkdir(mode=0o700)
+            fresh.mkdir(mode=0o755)
             for name, content in (("data", data), ("entry.json", json.dumps(entry).encode())):
-                descriptor = os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                descriptor = os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(content)
                     file.flush()
@@ -472,7 +476,7 @@ class _Cache:
                     break
                 except BlockingIOError:
                     waited = time.monotonic() - started
-                    if waited > COMPILE_TIMEOUT_S + 60.0:
+                    if waited > LOCK_TIMEOUT_S:
                         raise TimeoutError(errno.ETIMEDOUT, "is locked", str(path)) from None
                     if progress is not None:
                         progress("waiting for another process to compile", waited)
