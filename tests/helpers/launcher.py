@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call the launchers of csrc/launch.c on numpy arrays, below the Cython layer.
+
+The arguments are those of the public calls. Scratch is exactly as large as the launcher asked for, lies
+where nothing else does, and starts dirty.
+"""
+
+import ctypes
+
+import numpy as np
+
+from helpers import abi
+
+
+class LaunchFailure(RuntimeError):
+    """A launcher did not answer 0."""
+
+
+def _address(array):
+    return array.ctypes.data if array.size else None
+
+
+def row_ends(seq_lens, next_n):
+    """The contract's two forms of seq_lens as Dsv41Ends."""
+    assert seq_lens.dtype == np.int32 and seq_lens.flags.c_contiguous
+    if seq_lens.ndim == 2:
+        return abi.Ends(_address(seq_lens), 1, 0)
+    return abi.Ends(_address(seq_lens), next_n, 1)
+
+
+class Launcher:
+    """The launchers of `library` on the device of a runtime table.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+        Has launch.c and runtime.c in it.
+    runtime : int
+        Address of a Dsv41Runtime.
+    image : bytes
+        What its `load` takes.
+    """
+
+    def __init__(self, library, runtime, image=b""):
+        self.library, self.runtime = library, runtime
+        self._image = ctypes.create_string_buffer(image)
+        self._libc = ctypes.CDLL(None)
+        self._libc.free.argtypes = [ctypes.c_void_p]
+        self.scratch_pattern = 0xA5
+        library.dsv41_error_text.restype = ctypes.c_char_p
+        for name in ("top_k", "candidate_top_k", "compact_top_k", "candidate_blocks"):
+            getattr(library, f"dsv41_{name}_scratch_bytes").restype = ctypes.c_size_t
+        self.reload()
+
+    def reload(self):
+        """Load the image again: the table may report another device now."""
+        self.device = abi.Device()
+        failure = abi.Failure()
+        self.library.dsv41_device_load(
+            ctypes.c_void_p(self.runtime), 0, self._image, ctypes.byref(self.device), ctypes.byref(failure)
+        )
+        self._check(failure)
+
+    def _check(self, failure):
+        if failure.code:
+            text = self.library.dsv41_error_text(ctypes.c_void_p(self.runtime), failure.code).decode()
+            kernel = (failure.kernel or b"?").decode()
+            raise LaunchFailure(f"{text} ({failure.code}) from {kernel}, {failure.launched} launched")
+
+    def _call(self, name, args):
+        device = ctypes.byref(self.device)
+        size = getattr(self.library, f"dsv41_{name}_scratch_bytes")(device, ctypes.byref(args))
+        scratch = ctypes.c_void_p()
+        if size:
+            # From malloc, so that under ASan a write past it is a finding.
+            assert self._libc.posix_memalign(ctypes.byref(scratch), 256, ctypes.c_size_t(size)) == 0
+            ctypes.memset(scratch, self.scratch_pattern, size)
+        failure = abi.Failure()
+        try:
+            getattr(self.library, f"dsv41_{name}")(
+                device, None, scratch, ctypes.byref(args), ctypes.byref(failure)
+            )
+        finally:
+            self._libc.free(scratch)
+        self._check(failure)
+        return failure.launched
+
+    def top_k_per_row_decode_512(
+        self, logits, next_n, seq_lens, indices, max_blocks=8, min_chunk=16384, register_select=True
+    ):
+        return self._call(
+            "top_k",
+            abi.TopKArgs(
+                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                ends=row_ends(seq_lens, next_n), indices=_address(indices),
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], max_blocks=max_blocks,
+                min_chunk=min_chunk, register_select=register_select,
+            ),
+        )  # fmt: skip
+
+    def candidate_top_k_512(self, logits, next_n, seq_lens, candidates, block_size, indices):
+        return self._call(
+            "candidate_top_k",
+            abi.CandidateTopKArgs(
+                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                ends=row_ends(seq_lens, next_n), candidates=_address(candidates),
+                candidates_stride=candidates.strides[0] // 4, indices=_address(indices),
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], slots=candidates.shape[1],
+                block_size=block_size,
+            ),
+        )  # fmt: skip
+
+    def _compact(self, logits, ids, seq_lens, next_n, indices, register_select):
+        return self._call(
+            "compact_top_k",
+            abi.CompactTopKArgs(
+                logits=_address(logits), ids=_address(ids), n=logits.shape[1],
+                ends=row_ends(seq_lens, next_n), indices=_address(indices),
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0],
+                register_select=register_select,
+            ),
+        )  # fmt: skip
+
+    def compact_top_k_512(self, compact_logits, compact_ids, seq_lens, next_n, indices):
+        return self._compact(compact_logits, compact_ids, seq_lens, next_n, indices, 0)
+
+    def compact_top_k_512_regs(self, compact_logits, compact_ids, seq_lens, next_n, indices):
+        return self._compact(compact_logits, compact_ids, seq_lens, next_n, indices, 1)
+
+    def candidate_blocks(self, logits, visible, row_repeat, block_size, out):
+        assert visible.dtype == np.int32 and visible.flags.c_contiguous
+        return self._call(
+            "candidate_blocks",
+            abi.CandidateBlocksArgs(
+                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                ends=abi.Ends(_address(visible), row_repeat, 0), out=_address(out),
+                out_stride=out.strides[0] // 4, rows=logits.shape[0], slots=out.shape[1],
+                block_size=block_size,
+            ),
+        )  # fmt: skip
