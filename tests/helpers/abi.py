@@ -10,6 +10,8 @@ CSRC = ROOT / "csrc"
 
 _SCALARS = {
     "int": ctypes.c_int,
+    "unsigned": ctypes.c_uint,
+    "char": ctypes.c_char,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "size_t": ctypes.c_size_t,
