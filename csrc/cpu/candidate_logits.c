@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * candidate_logits on the CPU: 16 slots at a time. Their keys are decoded through a table into
- * [dim][slot] floats, so that the dot products of up to 8 heads are multiply-adds of a broadcast
- * query value with a vector of 16 slots, in registers.
+ * candidate_logits on the CPU: a tile of slots at a time. Their keys are decoded through a table
+ * into [dim][slot] floats, so that the dot products of 4 heads are multiply-adds of a broadcast
+ * query value with vectors of slots, in registers.
  *
  * A slot is live when the contract says so and its page is there: a table column past the table, or
  * a page id outside [0, pages), makes it not live instead of reading out of bounds. Float32 sums,
@@ -14,17 +14,24 @@
 #include "keys.h"
 #include "parallel.h"
 
+/* Longer vectors than the machine's are kept in memory by gcc 12, 10 times slower. */
+#ifdef __x86_64__
+enum { kVectorFloats = 8 };
+#else
+enum { kVectorFloats = 4 };
+#endif
+
 enum {
   kDims = 128,
-  kLanes = 16, /* slots of a tile; also the keys and the dims of a group in the cache's page */
+  kLanes = 2 * kVectorFloats, /* slots of a tile */
   kMaxHeads = 64,
-  kHeadsAtOnce =
-      8, /* accumulators that fit the registers of avx512f; the narrower clones spill a few */
+  kHeadsAtOnce = 4, /* two accumulators each: with two keys and a query value in 16 registers */
   kSlotsPerPiece = 1024,
   kColsPerThread = 1 << 10, /* 10 to 100 us of work */
 };
 
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+typedef float Lanes
+    __attribute__((vector_size(kVectorFloats * sizeof(float)), aligned(4), may_alias));
 
 typedef struct LogitsJob {
   const Dsv41CandidateLogitsArgs* args;
@@ -70,7 +77,7 @@ DSV41_INLINE void decode_key(const LogitsJob* job, const uint8_t* page, int64_t 
   memcpy(&s->scales[lane], page + (int64_t)job->args->page_size * kDims + key * 4, sizeof(float));
 }
 
-/* 16 slots of one row from `slot` on; fewer where the row ends. */
+/* A tile of slots of one row from `slot` on; fewer where the row ends. */
 static void load_tile(const LogitsJob* job, int64_t row, int64_t end, int64_t slot, int64_t slots,
                       LogitsScratch* s) {
   const Dsv41CandidateLogitsArgs* args = job->args;
@@ -94,20 +101,15 @@ DSV41_FMA_CLONES static void score_tile(const LogitsScratch* s, int heads, float
   for (int lane = 0; lane < kLanes; ++lane) logits[lane] = 0;
   for (int head = 0; head < heads; head += kHeadsAtOnce) {
     const float (*q)[kDims] = s->q + head;
-    Lanes d0 = {0}, d1 = {0}, d2 = {0}, d3 = {0}, d4 = {0}, d5 = {0}, d6 = {0}, d7 = {0};
+    Lanes a0 = {0}, a1 = {0}, b0 = {0}, b1 = {0}, c0 = {0}, c1 = {0}, d0 = {0}, d1 = {0};
     for (int dim = 0; dim < kDims; ++dim) {
-      Lanes key;
-      memcpy(&key, s->keys[dim], sizeof key);
-      d0 += q[0][dim] * key;
-      d1 += q[1][dim] * key;
-      d2 += q[2][dim] * key;
-      d3 += q[3][dim] * key;
-      d4 += q[4][dim] * key;
-      d5 += q[5][dim] * key;
-      d6 += q[6][dim] * key;
-      d7 += q[7][dim] * key;
+      const Lanes* key = (const Lanes*)s->keys[dim];
+      a0 += q[0][dim] * key[0], a1 += q[0][dim] * key[1];
+      b0 += q[1][dim] * key[0], b1 += q[1][dim] * key[1];
+      c0 += q[2][dim] * key[0], c1 += q[2][dim] * key[1];
+      d0 += q[3][dim] * key[0], d1 += q[3][dim] * key[1];
     }
-    const Lanes sums[kHeadsAtOnce] = {d0, d1, d2, d3, d4, d5, d6, d7};
+    const Lanes sums[2 * kHeadsAtOnce] = {a0, a1, b0, b1, c0, c1, d0, d1};
     float dots[kHeadsAtOnce][kLanes];
     memcpy(dots, sums, sizeof dots);
     for (int i = 0; i < kHeadsAtOnce; ++i) {
