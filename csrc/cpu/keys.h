@@ -24,7 +24,7 @@
 #if defined(__has_attribute)
 #if __has_attribute(target_clones)
 #define DSV41_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#define DSV41_FMA_CLONES __attribute__((target_clones("avx512f", "fma", "default")))
+#define DSV41_FMA_CLONES __attribute__((target_clones("fma", "default")))
 #endif
 #endif
 #endif
