@@ -108,12 +108,11 @@ NORMAL = Distribution("normal", _normal)
 MASKED = Distribution("masked", _masked)
 REAL_TEXT = Distribution("real_text", _real_text)
 HALF_INTEGERS = Distribution("half_integers", lambda g, r, w: np.round(_normal(g, r, w) * 2) / 2)
+USUAL = [NORMAL, MASKED, REAL_TEXT, HALF_INTEGERS]
+"""For shapes that are too long for all."""
 
 DISTRIBUTIONS = [
-    NORMAL,
-    MASKED,
-    REAL_TEXT,
-    HALF_INTEGERS,
+    *USUAL,
     Distribution("model_like", _model_like),
     equal_leading_bits(12),
     equal_leading_bits(22),

@@ -435,5 +435,18 @@ void harness_counts(uint64_t* launches, uint64_t* workgroups, uint64_t* barriers
   *wave_operations = harness::counts.wave_operations;
 }
 
+/* Under ASan, make accesses to [begin, end) findings, and take that back. Elsewhere nothing. */
+void harness_forbid([[maybe_unused]] void* begin, [[maybe_unused]] void* end) {
+#if defined(__SANITIZE_ADDRESS__)
+  if (begin < end) __asan_poison_memory_region(begin, static_cast<char*>(end) - static_cast<char*>(begin));
+#endif
+}
+
+void harness_allow([[maybe_unused]] void* begin, [[maybe_unused]] void* end) {
+#if defined(__SANITIZE_ADDRESS__)
+  if (begin < end) __asan_unpoison_memory_region(begin, static_cast<char*>(end) - static_cast<char*>(begin));
+#endif
+}
+
 const char* harness_error() { return harness::error_text_buffer; }
 }

@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 
 _SCALARS = {
+    "char": ctypes.c_char,
     "int": ctypes.c_int,
     "unsigned": ctypes.c_uint,
-    "char": ctypes.c_char,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "size_t": ctypes.c_size_t,
@@ -40,9 +40,10 @@ def _struct_types(text):
             kind, star, member, array = re.fullmatch(
                 r"(?:const )?(\w+)\s*(\*?)\s*(\w+)(?:\[(\w+)\])?", field
             ).groups()
-            base = ctypes.c_void_p if star else types.get(kind) or _SCALARS[kind]
-            if kind == "char" and star:
-                base = ctypes.c_char_p
+            if star:
+                base = ctypes.c_char_p if kind == "char" else ctypes.c_void_p
+            else:
+                base = types.get(kind) or _SCALARS[kind]
             if array:
                 base = base * (counts[array] if array in counts else int(array))
             fields.append((member, base))

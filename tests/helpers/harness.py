@@ -115,6 +115,9 @@ class Harness:
         self.library = ctypes.CDLL(str(build(flavour)))
         self.library.harness_runtime.restype = ctypes.c_void_p
         self.library.harness_error.restype = ctypes.c_char_p
+        for name in ("harness_forbid", "harness_allow"):
+            getattr(self.library, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.forbid, self.allow = self.library.harness_forbid, self.library.harness_allow
         self.runtime = self.library.harness_runtime()
         self.configure()
 
