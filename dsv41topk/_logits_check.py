@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEAD_SIZE = 128
-PLAIN = -1  # as in cand_logits, which this module does not import: that would import Triton
+PLAIN = -1  # instead of a pattern: the sum as AITER's source spells it, up to the compiler
 
 _CHUNK = 256  # columns of a chunk of the dense kernel
 # 22 chunks and one of 45 columns. With its ten splits (one compute unit claimed) the dense kernel

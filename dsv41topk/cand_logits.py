@@ -18,6 +18,7 @@ contract nothing by itself. `_logits_check` reads the pattern off the dense kern
 Importing this module imports Triton and AITER: only the call that needs the kernel does.
 """
 
+# mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, ANN202, SIM108  (Gluon functions are traced, not called)
 from __future__ import annotations
 
@@ -29,6 +30,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from dsv41topk._logits import SIGNATURE, TILE, WAVE_SIZE, WAVES
+from dsv41topk._logits_check import HEAD_SIZE, PLAIN
+
 # isort: split
 # What of AITER this needs: the combine function of its sum over heads, and its answer to which
 # form of MFMA layout this Triton takes. Shared, so that the two kernels cannot drift apart there.
@@ -36,12 +40,6 @@ from aiter.ops.triton.gluon.pa_mqa_logits import (
     _sum_combine,
     _Use_2d_instr_shape_mfma_layout,
 )
-
-TILE = 128  # slots of a workgroup; half of the dense kernel's ChunkK, as its stages are
-WAVES = 4
-WAVE_SIZE = 64
-HEAD_SIZE = 128
-PLAIN = -1  # Variant.fused: the sum as AITER's source spells it, contraction up to the compiler
 
 _TARGET = GPUTarget("hip", "gfx942", WAVE_SIZE)
 
@@ -59,7 +57,7 @@ class Variant(NamedTuple):
 
     fused : bit i set = term i of a lane is added by a fused multiply-add. Of the first two terms
         one is a plain product: bit 0 fuses term 0 onto the product of term 1, bit 1 the other
-        way round. ``PLAIN`` leaves the source to the compiler.
+        way round. ``PLAIN`` is the sum as AITER's source spells it.
     fp_fusion : the compiler's ``enable_fp_fusion``
     """
 
@@ -232,27 +230,6 @@ def candidate_logits_kernel(
     gl.store(out_ids + row_start + out_slot, gl.where(out_live, out_column, -1), mask=written)
 
 
-# The kernel's arguments in order, as csrc/logits.c passes them. Fixed here and not left to Triton's
-# specialisation, so that one compiled kernel serves every value.
-SIGNATURE = {
-    "q": "*fp8e4b8",
-    "keys": "*fp8e4b8",
-    "page_stride_bytes": "i64",
-    "scales": "*fp32",
-    "scale_page_stride": "i64",
-    "seq_lens": "*i32",
-    "rows_per_request": "i32",
-    "block_table": "*i32",
-    "block_table_stride": "i64",
-    "table_end": "i32",
-    "candidates": "*i32",
-    "candidates_stride": "i64",
-    "weights": "*fp32",
-    "weights_stride": "i64",
-    "out_logits": "*fp32",
-    "out_ids": "*i32",
-    "row_slots": "i32",
-}
 # 16-byte loads of queries and keys need these to be multiples of 16; csrc/logits.c checks them.
 _DIVISIBLE_BY_16 = ("q", "keys", "page_stride_bytes")
 

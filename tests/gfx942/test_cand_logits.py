@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rung 5: the gfx942 code of our candidate logits against the gfx942 code of AITER's dense kernel.
+
+Both are compiled by Triton for gfx942 as on the machine and executed by the emulator; ours is
+launched by csrc/logits.c, the dense one by AITER's own function.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import subprocess
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from helpers import abi, aiter_source
+
+from dsv41topk import _logits, _logits_check
+from dsv41topk.bench import emulator
+
+_MISSING = emulator.unavailable() or aiter_source.unavailable()
+pytestmark = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
+
+if _MISSING is None:
+    import torch
+    import triton
+    from helpers.emulated_triton import EmulatedDriver
+
+
+# ---- the machinery -------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def aiter(monkeypatch, tmp_path):
+    """AITER's kernels, a device that is the emulator, and a cache of their own for every test."""
+    monkeypatch.setenv("DSV41TOPK_CACHE_DIR", str(tmp_path / "cache"))
+    module = aiter_source.install(monkeypatch)
+    module._compile_deepgemm_fp8_paged_mqa_logits.cache_clear()
+    monkeypatch.delitem(__import__("sys").modules, "dsv41topk.cand_logits", raising=False)
+    previous = triton.runtime.driver._active
+    triton.runtime.driver.set_active(EmulatedDriver())
+    _logits.reset()
+    yield module
+    _logits.reset()
+    triton.runtime.driver._active = previous
+
+
+class EmulatorRunner(_logits.DeviceRunner if _MISSING is None else object):
+    """The product's runner, on the host's tensors."""
+
+    def __init__(self, heads, page_size, block_size):
+        super().__init__(torch.device("cpu"), heads, page_size, block_size)
+
+    def _guard(self):
+        return contextlib.nullcontext()
+
+    def _stream(self):
+        return 0
+
+
+class EmulatorEnvironment(_logits.DeviceEnvironment):
+    """The product's environment with the emulator as its device."""
+
+    def capturing(self):
+        return False
+
+    def runner(self, heads, page_size, block_size):
+        return EmulatorRunner(heads, page_size, block_size)
+
+
+@pytest.fixture(scope="session")
+def launchers(tmp_path_factory):
+    """The C launchers, which need no GPU runtime to be called."""
+    library = tmp_path_factory.mktemp("csrc") / "logits.so"
+    sources = [str(abi.CSRC / name) for name in ("logits.c", "runtime.c")]
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *sources]
+    command += ["-Wl,--defsym=dsv41_kernel_name=0"]  # asked for only when a device is loaded
+    subprocess.run([*command, "-o", str(library), "-ldl", "-lpthread"], check=True)
+    return ctypes.CDLL(str(library))
+
+
+class EmulatorRuntime:
+    """The runtime table with the emulator behind it, as far as csrc/logits.c calls it."""
+
+    def __init__(self, image, name):
+        self.kernel = emulator.CodeObject(image)[name]
+        self.launches = []
+        self._failure = None
+        kinds = {field: kind for field, kind in abi.Runtime._fields_}
+        assert kinds["launch"] is ctypes.c_void_p
+        integer, pointer, word = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint
+        to_pointer = ctypes.POINTER(pointer)
+        self._calls = {
+            "load": ctypes.CFUNCTYPE(integer, integer, pointer, to_pointer)(self._load),
+            "get_function": ctypes.CFUNCTYPE(integer, pointer, ctypes.c_char_p, to_pointer)(
+                self._get_function
+            ),
+            "launch": ctypes.CFUNCTYPE(
+                integer, pointer, *[word] * 7, pointer, to_pointer, to_pointer
+            )(self._launch),
+            "current_device": ctypes.CFUNCTYPE(integer, ctypes.POINTER(integer))(self._current),
+            "set_device": ctypes.CFUNCTYPE(integer, integer)(lambda device: 0),
+        }
+        self.table = abi.Runtime(name=b"emulator", dlpack_device=1)
+        for member, call in self._calls.items():
+            setattr(self.table, member, ctypes.cast(call, pointer).value)
+
+    def _current(self, device):
+        device[0] = 0
+        return 0
+
+    def _load(self, device, image, module):
+        module[0] = 1
+        return 0
+
+    def _get_function(self, module, name, function):
+        function[0] = 2
+        return 0 if name == self.kernel.name.encode() else 500
+
+    def _launch(self, function, x, y, z, bx, by, bz, lds, stream, params, extra):
+        sizes = self.kernel.argument_bytes
+        values = [ctypes.string_at(params[i], size) for i, size in enumerate(sizes)]
+        self.launches.append((x, y, z))
+        try:
+            self.kernel.launch((x, y, z), (bx, by, bz), values, dynamic_lds=lds, measure=False)
+        except Exception as error:  # must not cross C; the test reads it
+            self._failure = error
+            return 999
+        return 0
+
+    def check(self):
+        if self._failure:
+            raise self._failure
+
+
+# ---- bits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+@pytest.mark.parametrize("heads", [32, 64])
+def test_the_check_finds_a_kernel_with_the_dense_bits(
+    heads, page_size, block_size, record_property
+):
+    runner = EmulatorRunner(heads, page_size, block_size)
+    inputs = _logits_check.make_inputs(heads, page_size, block_size)
+    verdict = _logits_check.run_check(runner, inputs)
+    record_property("variants", "; ".join(verdict.tried))
+    assert verdict.fused != _logits_check.PLAIN, "the pattern was not read off the dense kernel"
+    assert verdict.differing == 0, verdict.tried
+    rows = 2 * heads // 4
+    assert verdict.compared > 2 * rows * 5000  # both forms of seq_lens, all but short tails
+
+
+def test_pages_longer_than_a_chunk_take_the_dense_kernels_other_branch():
+    """Pages of 256 keys and more are loaded by another half of AITER's source."""
+    verdict = _logits_check.run_check(
+        EmulatorRunner(64, 256, 8), _logits_check.make_inputs(64, 256, 8)
+    )
+    assert verdict.differing == 0, verdict.tried
+
+
+def test_a_dense_kernel_without_fusion_is_matched_too(aiter, monkeypatch):
+    """The pattern is read, not assumed: compiled without contraction the dense kernel has none."""
+    original = triton.compile
+
+    def compile_unfused(source, target=None, options=None):
+        if "preshuffle" in source.fn.__name__:
+            options = {**options, "enable_fp_fusion": False}
+        return original(source, target=target, options=options)
+
+    monkeypatch.setattr(aiter.triton, "compile", compile_unfused)
+    verdict = _logits_check.run_check(
+        EmulatorRunner(64, 64, 8), _logits_check.make_inputs(64, 64, 8)
+    )
+    assert (verdict.fused, verdict.differing) == (0, 0), verdict.tried
+
+
+def test_a_plain_kernel_differs_in_the_last_bit_only():
+    """What the check is for: the same source, left to the compiler, has other bits for 64 heads."""
+    runner = EmulatorRunner(64, 64, 8)
+    inputs = _logits_check.make_inputs(64, 64, 8)
+    dense = runner.dense(inputs)
+    logits, ids = runner.candidate(runner.compile(_logits_check.PLAIN, True, False), inputs, False)
+    live = ids >= 0
+    np.testing.assert_array_equal(ids, inputs.expected_ids(False))
+    picked = np.take_along_axis(dense, np.maximum(ids, 0), axis=1)[live]
+    assert (picked != logits[live]).any()
+    assert np.abs(picked - logits[live]).max() < 1e-5 * np.abs(picked).max()
+
+
+_MAP_NORESERVE = 0x4000  # Linux; Python has no name for it before 3.13
+
+
+# ---- addresses, ends and truth -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A cache and the rows that read it.
+
+    Attributes
+    ----------
+    first_page : the id of the lowest page in use; all pages below it do not exist in memory
+    stride : distance of pages in units of 132 * page_size / 4 bytes; 4 is none between them
+    lengths : of the requests, as seq_lens 1-D
+    """
+
+    heads: int = 64
+    page_size: int = 64
+    block_size: int = 8
+    next_n: int = 2
+    lengths: tuple[int, ...] = (700, 257)
+    first_page: int = 0
+    stride: int = 4
+    ends_per_row: bool = False
+    seed: int = 0
+
+
+class Rows:
+    """The tensors of a layout. The cache is one sparse mapping: only touched pages take memory."""
+
+    def __init__(self, layout):
+        rng = np.random.default_rng(layout.seed)
+        self.layout = layout
+        heads, page_size = layout.heads, layout.page_size
+        self.requests = len(layout.lengths)
+        self.rows = self.requests * layout.next_n
+        width = max(max(layout.lengths), 1)
+        self.table_columns = -(-width // page_size) + 2
+        live = self.requests * self.table_columns
+        self.pages = layout.first_page + live + 2
+        page_bytes = page_size * 132
+        self.page_stride = page_bytes // 4 * layout.stride
+        self.memory = mmap.mmap(
+            -1,
+            self.pages * self.page_stride,
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
+        )
+        flat = np.frombuffer(self.memory, np.uint8)
+        self.cache = np.lib.stride_tricks.as_strided(
+            flat, (self.pages, page_bytes), (self.page_stride, 1)
+        )
+        # Whatever no live slot may read is NaN: page 0, a page that unused entries name, and gaps.
+        self.nan_page = self.pages - 1
+        touched = np.arange(layout.first_page, self.pages)
+        for page in {0, *touched.tolist()}:
+            flat[page * self.page_stride : (page + 1) * self.page_stride] = 0x80
+            self.cache[page, page_size * 128 :] = np.full(page_size, np.nan, "f4").view("u1")
+        order = layout.first_page + 1 + rng.permutation(live - 1)
+        self.table = np.full((self.requests, self.table_columns), self.nan_page, np.int32)
+        at = 0
+        for request, length in enumerate(layout.lengths):
+            for column in range(-(-max(length, 0) // page_size)):
+                page = order[at]
+                at += 1
+                self.table[request, column] = page
+                keys = rng.integers(0, 256, page_size * 128, dtype=np.uint8)
+                keys[keys == 0x80] = 0
+                self.cache[page, : page_size * 128] = keys
+                scales = rng.uniform(1e-3, 1e-1, page_size).astype(np.float32)
+                self.cache[page, page_size * 128 :] = scales.view(np.uint8)
+        q = rng.integers(0, 256, (self.rows, heads, 128), dtype=np.uint8)
+        q[q == 0x80] = 0
+        self.q = q
+        self.weights = rng.uniform(0.01, 1.0, (self.rows, heads)).astype(np.float32)
+        drafts = np.arange(layout.next_n)
+        lengths = np.array(layout.lengths, np.int64)[:, None]
+        ends = np.maximum(np.maximum(lengths, 0) - layout.next_n + drafts + 1, 0)
+        self.ends = ends.reshape(-1)
+        self.lens = (self.ends if layout.ends_per_row else lengths).astype(np.int32)
+        blocks = -(-(width + 40) // layout.block_size)
+        lists = [rng.permutation(blocks) for _ in range(self.rows)]
+        wild = [-1, -(2**31), 2**31 - 1, 2**28, 2**29, -1]  # 2**28 and 2**29 blocks of 8 or 16 wrap
+        self.candidates = np.stack([np.concatenate([p[:5], wild, p[5:]]) for p in lists])
+        self.candidates = self.candidates.astype(np.int32)
+
+    def expected_ids(self):
+        block = self.candidates.astype(np.int64)[:, :, None]
+        columns = block * self.layout.block_size + np.arange(self.layout.block_size)
+        live = (block >= 0) & (columns < self.ends[:, None, None])
+        return np.where(live, columns, -1).reshape(self.rows, -1)
+
+    def run_ours(self, launchers, variant):
+        from dsv41topk import cand_logits
+
+        layout = self.layout
+        kernel = cand_logits.compile_kernel(
+            layout.heads, layout.page_size, layout.block_size, layout.ends_per_row, variant
+        )
+        plan = _logits._plan(kernel)
+        assert plan.launch is None, "this Triton's kernels cannot be launched from C"
+        runtime = EmulatorRuntime(plan.image, plan.name)
+        loaded = abi.STRUCTS["Dsv41LogitsKernel"]()
+        failure = abi.Failure()
+        code = launchers.dsv41_logits_load(
+            ctypes.byref(runtime.table), 0, plan.image, plan.name.encode(), plan.threads,
+            plan.lds_bytes, ctypes.byref(loaded), ctypes.byref(failure),
+        )  # fmt: skip
+        assert code == 0
+        slots = self.candidates.shape[1]
+        logits = np.full((self.rows + 1, slots * layout.block_size), 7, np.float32)
+        ids = np.full(logits.shape, 7, np.int32)
+        q = torch.from_numpy(self.q)  # torch aligns; numpy promises 16 bytes only by habit
+        per_row = layout.ends_per_row
+        args = abi.CandidateLogitsArgs(
+            q=q.data_ptr(),
+            kv_cache=self.cache.ctypes.data,
+            page_stride_bytes=self.page_stride,
+            weights=self.weights.ctypes.data,
+            weights_stride=layout.heads,
+            ends=abi.Ends(self.lens.ctypes.data, 1 if per_row else layout.next_n, not per_row),
+            block_table=self.table.ctypes.data,
+            block_table_stride=self.table_columns,
+            candidates=self.candidates.ctypes.data,
+            candidates_stride=slots,
+            out_logits=logits.ctypes.data,
+            out_ids=ids.ctypes.data,
+            rows=self.rows,
+            rows_per_request=layout.next_n,
+            pages=self.pages,
+            page_size=layout.page_size,
+            table_columns=self.table_columns,
+            slots=slots,
+            block_size=layout.block_size,
+            heads=layout.heads,
+            fp8=abi.ENUMS["DSV41_E4M3FNUZ"],
+        )
+        assert launchers.dsv41_logits_serves(ctypes.byref(args))
+        code = launchers.dsv41_logits_launch(
+            ctypes.byref(loaded), None, ctypes.byref(args), ctypes.byref(failure)
+        )
+        runtime.check()
+        assert (code, failure.launched) == (0, 1)
+        assert (logits[-1] == 7).all() and (ids[-1] == 7).all(), "wrote past the last row"
+        return logits[:-1], ids[:-1]
+
+    def run_dense(self, aiter):
+        layout = self.layout
+        width = -(-max(layout.lengths) // 256) * 256
+        out = torch.full((self.rows, width), float("nan"))
+        q = torch.from_numpy(self.q).view(torch.float8_e4m3fnuz)
+        flat = torch.frombuffer(self.memory, dtype=torch.uint8)
+        cache = flat.as_strided(
+            (self.pages, layout.page_size, 1, 132), (self.page_stride, 132, 132, 1)
+        )
+        aiter.deepgemm_fp8_paged_mqa_logits(
+            q.view(self.requests, layout.next_n, layout.heads, 128),
+            cache,
+            torch.from_numpy(self.weights),
+            out,
+            torch.tensor(layout.lengths, dtype=torch.int32),
+            torch.from_numpy(self.table),
+            width,
+            Preshuffle=True,
+            KVBlockSize=layout.page_size,
+            ChunkK=256,
+            WavePerEU=2,
+        )
+        return out.numpy()
+
+    def truth(self, ids):
+        """Float64 logits of the live slots, in the order of np.nonzero(ids >= 0)."""
+        layout = self.layout
+        result = []
+        q = _logits_check.decode_e4m3fnuz(self.q).astype(np.float64)
+        for row in range(self.rows):
+            columns = ids[row][ids[row] >= 0]
+            if not len(columns):
+                continue
+            pages = self.table[row // layout.next_n]
+            key_bytes = _logits_check.gather_keys(
+                self.cache, pages, layout.page_size, int(columns.max()) + 1
+            )
+            keys = _logits_check.decode_e4m3fnuz(key_bytes[columns]).astype(np.float64)
+            page, key = pages[columns // layout.page_size], columns % layout.page_size
+            at = layout.page_size * 128 + 4 * key[:, None] + np.arange(4)
+            scale = self.cache[page[:, None], at].copy().view(np.float32)[:, 0].astype(np.float64)
+            scores = np.maximum(keys @ q[row].T * scale[:, None], 0)
+            result.append(scores @ self.weights[row].astype(np.float64))
+        return np.concatenate(result) if result else np.zeros(0)
+
+
+def _pages_past(offset_bytes, page_size, stride=4):
+    return -(-offset_bytes // (page_size * 132 // 4 * stride))
+
+
+_FUSED = {32: 0, 64: 0b111101}  # as compiled by Triton 3.6.0; the bits below fail where they differ
+
+_LAYOUTS = {
+    "plain": Layout(),
+    "plain, 32 heads": Layout(heads=32),
+    "an end for every row": Layout(ends_per_row=True),
+    "blocks of 16": Layout(block_size=16),
+    "blocks of 24 cross pages of 64": Layout(block_size=24),
+    "pages of 16, blocks of 40": Layout(page_size=16, block_size=40),
+    "pages of 128": Layout(page_size=128, next_n=3),
+    "lengths around 2,048": Layout(next_n=1, lengths=(2047, 2048, 2049)),
+    "lengths around a page": Layout(next_n=1, lengths=(63, 64, 65, 127, 128, 129)),
+    "one live column": Layout(lengths=(1, 0, -5, -(2**31)), next_n=2),
+    "no live column": Layout(lengths=(0, -5, -(2**31)), next_n=1),
+    "offsets past 2^31": Layout(first_page=_pages_past(2**31 - 8448, 64)),
+    "offsets past 2^32": Layout(first_page=_pages_past(2**32 - 8448, 64)),
+    "offsets past 2^32, 32 heads, an end for every row": Layout(
+        heads=32, first_page=_pages_past(2**32, 64), ends_per_row=True
+    ),
+    "page stride of 1.25 pages": Layout(stride=5),
+    "page stride of 3 pages past 2^32": Layout(stride=12, first_page=_pages_past(2**32, 64, 12)),
+    "one request of eight rows": Layout(next_n=8, lengths=(300,)),
+}
+
+
+@pytest.mark.parametrize("name", _LAYOUTS)
+def test_layout(name, aiter, launchers):
+    from dsv41topk import cand_logits
+
+    layout = _LAYOUTS[name]
+    rows = Rows(layout)
+    variant = cand_logits.Variant(_FUSED[layout.heads], False)
+    logits, ids = rows.run_ours(launchers, variant)
+    expected = rows.expected_ids()
+    np.testing.assert_array_equal(ids, expected)
+    live = expected >= 0
+    assert (logits[~live] == -np.inf).all()
+    if not live.any():
+        assert name == "no live column"
+        return
+    truth = rows.truth(expected)
+    relative = np.abs(logits[live] - truth) / truth
+    assert relative.max() < 1e-5
+    dense = rows.run_dense(aiter)
+    picked = np.take_along_axis(dense, np.maximum(expected, 0), axis=1)[live]
+    assert (np.abs(picked - truth) / truth).max() < 1e-5
+    different = int((picked.view(np.int32) != logits[live].view(np.int32)).sum())
+    assert different == 0, f"{different} of {live.sum()} differ"
+
+
+def test_the_c_launcher_declines_what_the_kernel_cannot_take(launchers):
+    good = dict(
+        q=4096, kv_cache=8192, page_stride_bytes=8448, pages=1, table_columns=1, slots=2048,
+        block_size=8, fp8=abi.ENUMS["DSV41_E4M3FNUZ"],
+    )  # fmt: skip
+
+    def serves(**changes):
+        args = abi.CandidateLogitsArgs(**{**good, **changes})
+        return bool(launchers.dsv41_logits_serves(ctypes.byref(args)))
+
+    assert serves()
+    assert not serves(fp8=abi.ENUMS["DSV41_E4M3FN"])
+    assert not serves(q=4104)
+    assert not serves(kv_cache=8200)
+    assert not serves(page_stride_bytes=8456)
+    assert not serves(pages=0)
+    assert not serves(table_columns=0)
+    assert not serves(slots=2**31 - 1)
+
+
+# ---- the whole of prepare, with AITER and Triton -------------------------------------------------
+
+
+def test_prepare_checks_once_and_keeps_the_result(monkeypatch, aiter):
+    checks = []
+
+    class Counting(EmulatorRunner):
+        def dense(self, inputs):
+            checks.append(inputs)
+            return super().dense(inputs)
+
+    class Environment(EmulatorEnvironment):
+        def runner(self, *shape):
+            return Counting(*shape)
+
+    monkeypatch.setattr(_logits, "make_environment", Environment)
+    plan = _logits.prepare(0, 32, 64, 8, False)
+    assert isinstance(plan, _logits.Plan), _logits.status()
+    assert plan.launch is None and plan.threads == 256 and plan.name == "candidate_logits_kernel"
+    assert _logits.prepare(0, 32, 64, 8, True).image != plan.image
+    assert len(checks) == 1
+    _logits.reset()  # as a new process
+    assert _logits.prepare(0, 32, 64, 8, False).image == plan.image
+    assert len(checks) == 1, "the kept result was not used"
+
+
+def test_a_kernel_with_other_arguments_goes_through_tritons_launcher():
+    kernel = EmulatorRunner(32, 64, 8).compile(0, False, False)
+    assert _logits.launches_from_c(kernel)
+    fewer = kernel.asm["amdgcn"].replace(".offset:         136", ".offset:         144", 1)
+    assert fewer != kernel.asm["amdgcn"]
+
+    kernel.asm = {"amdgcn": fewer, "hsaco": kernel.asm["hsaco"]}
+    assert not _logits.launches_from_c(kernel)
+    assert callable(_logits._plan(kernel).launch)
+
+
+def test_the_exact_request_really_is_exact():
+    """read_pattern rests on it: one head at a time gives the dense kernel's relu(dot * scale)."""
+    inputs = _logits_check.make_inputs(32, 64, 8)
+    weights = np.zeros_like(inputs.weights)
+    for row, head in enumerate([0, 1, 2, 3, 16, 17, 18, 19]):
+        weights[row, head] = 1
+    dense = EmulatorRunner(32, 64, 8).dense(replace(inputs, weights=weights))
+    columns = int(inputs.seq_lens[0]) - 8
+    np.testing.assert_array_equal(dense[:8, :columns].T, inputs.exact_scores[:columns])
