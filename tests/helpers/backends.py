@@ -5,6 +5,7 @@
 name     what runs                                                    rung
 ======== ============================================================ ====
 cpu      the package's calls on CPU tensors: the native kernels       2
+native   the same kernels, below the extension: for the sanitizers    2
 harness  csrc/launch.c and csrc/kernels on fibres                     3
 gfx942   csrc/launch.c and the gfx942 code object in the emulator     5
 cuda     the package's calls on CUDA tensors: the sm_90 code object   6
@@ -18,7 +19,8 @@ import numpy as np
 
 from helpers import gfx942, harness
 from helpers.abi import CSRC
-from helpers.launcher import Launcher
+from helpers.buffers import held_by
+from helpers.launcher import Launcher, NativeCalls
 
 from dsv41topk.bench import emulator
 
@@ -65,6 +67,14 @@ class _Cpu(Backend):
     def __init__(self):
         package = importlib.import_module("dsv41topk")
         self.calls = {name: getattr(package, name) for name in CALLS}
+
+
+class _Native(Backend):
+    name = "native"
+
+    def __init__(self, flavour="plain"):
+        native = NativeCalls(harness.harness(flavour).library)
+        self.calls = {name: getattr(native, name) for name in CALLS}
 
 
 class _Launched(Backend):
@@ -140,10 +150,7 @@ class _Cuda(Backend):
 
     def _to_device(self, array):
         """The same view of a copy of everything that the array's block holds."""
-        held = array
-        while isinstance(held.base, np.ndarray):
-            held = held.base
-        held = held.view(np.uint8).reshape(-1)
+        held = held_by(array).view(np.uint8).reshape(-1)
         whole = self._torch.from_numpy(held).cuda()
         kind = {np.dtype(np.float32): self._torch.float32, np.dtype(np.int32): self._torch.int32}[array.dtype]
         offset = (array.ctypes.data - held.ctypes.data) // 4
@@ -181,6 +188,7 @@ def _cuda_unavailable():
 
 _BACKENDS = {
     "cpu": (_Cpu, _cpu_unavailable),
+    "native": (_Native, harness.unavailable),
     "harness": (_Harness, _harness_unavailable),
     "gfx942": (_Gfx942, _gfx942_unavailable),
     "cuda": (_Cuda, _cuda_unavailable),

@@ -36,6 +36,16 @@ def block(count, dtype):
     return array.view(dtype)[:count]
 
 
+def held_by(array):
+    """Everything that the block of `array` holds; a view may claim more than that, and must not be read."""
+    base = array
+    while hasattr(base, "base") and base.base is not None:  # numpy puts a dummy between a strided view and its array
+        base = base.base
+        if isinstance(base, np.ndarray):
+            array = base
+    return array
+
+
 def rows_of(values, stride=None, offset=0, last=None):
     """A copy of a 2-D array as a view of a block of its own.
 

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import reference
 
-from helpers.buffers import Output, poisoned, rows_of, tight
+from helpers.buffers import Output, held_by, poisoned, rows_of, tight
 
 TOP_K = reference.TOP_K
 EXAMPLES = 40
@@ -16,13 +16,6 @@ EXAMPLES = 40
 def seed_of(*parts):
     """A seed that is a function of what the test says about itself, so that a failure can be run again."""
     return zlib.crc32(repr(parts).encode()) & 0x7FFFFFFF
-
-
-def held_by(array):
-    """Everything that the array's block holds."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 def assert_entries(got, expected, ends, what):

@@ -76,11 +76,11 @@ def _compile(flavour, library):
     work.mkdir()
     (work / "unit.cpp").write_text(_unit())
     flags = [*FLAVOURS[flavour], f"-I{CSRC}", f"-I{SOURCES}", "-DDSV41_HOST_HARNESS=1"]
-    sources = [work / "unit.cpp", *SOURCES.glob("*.cpp"), *CSRC.glob("*.c")]
+    sources = [work / "unit.cpp", *SOURCES.glob("*.cpp"), *CSRC.glob("*.c"), *CSRC.glob("cpu/*.c")]
     running = []
     for source in sources:
         compiler = ["gcc", *_C] if source.suffix == ".c" else ["g++", *_CXX]
-        command = [*compiler, *flags, "-c", str(source), "-o", str(work / f"{source.stem}.o")]
+        command = [*compiler, *flags, "-c", str(source), "-o", str(work / f"{source.parent.name}-{source.stem}.o")]
         running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
     for command, process in running:
         _, errors = process.communicate()

@@ -28,7 +28,80 @@ def row_ends(seq_lens, next_n):
     return abi.Ends(_address(seq_lens), next_n, 1)
 
 
-class Launcher:
+class _Calls:
+    """The public calls, filling the argument struct of csrc/abi.h. A subclass says who takes it."""
+
+    def _call(self, name, args):
+        raise NotImplementedError
+
+    def top_k_per_row_decode_512(
+        self, logits, next_n, seq_lens, indices, max_blocks=8, min_chunk=16384, register_select=True
+    ):
+        return self._call(
+            "top_k",
+            abi.TopKArgs(
+                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                ends=row_ends(seq_lens, next_n), indices=_address(indices),
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], max_blocks=max_blocks,
+                min_chunk=min_chunk, register_select=register_select,
+            ),
+        )  # fmt: skip
+
+    def candidate_top_k_512(self, logits, next_n, seq_lens, candidates, block_size, indices):
+        return self._call(
+            "candidate_top_k",
+            abi.CandidateTopKArgs(
+                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                ends=row_ends(seq_lens, next_n), candidates=_address(candidates),
+                candidates_stride=candidates.strides[0] // 4, indices=_address(indices),
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], slots=candidates.shape[1],
+                block_size=block_size,
+            ),
+        )  # fmt: skip
+
+    def _compact(self, logits, ids, seq_lens, next_n, indices, register_select):
+        return self._call(
+            "compact_top_k",
+            abi.CompactTopKArgs(
+                logits=_address(logits), ids=_address(ids), n=logits.shape[1],
+                ends=row_ends(seq_lens, next_n), indices=_address(indices),
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0],
+                register_select=register_select,
+            ),
+        )  # fmt: skip
+
+    def compact_top_k_512(self, compact_logits, compact_ids, seq_lens, next_n, indices):
+        return self._compact(compact_logits, compact_ids, seq_lens, next_n, indices, 0)
+
+    def compact_top_k_512_regs(self, compact_logits, compact_ids, seq_lens, next_n, indices):
+        return self._compact(compact_logits, compact_ids, seq_lens, next_n, indices, 1)
+
+    def candidate_blocks(self, logits, visible, row_repeat, block_size, out):
+        assert visible.dtype == np.int32 and visible.flags.c_contiguous
+        return self._call(
+            "candidate_blocks",
+            abi.CandidateBlocksArgs(
+                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                ends=abi.Ends(_address(visible), row_repeat, 0), out=_address(out),
+                out_stride=out.strides[0] // 4, rows=logits.shape[0], slots=out.shape[1],
+                block_size=block_size,
+            ),
+        )  # fmt: skip
+
+
+class NativeCalls(_Calls):
+    """The CPU kernels of csrc/cpu."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def _call(self, name, args):
+        code = getattr(self.library, f"dsv41_cpu_{name}")(ctypes.byref(args))
+        if code:
+            raise LaunchFailure(f"dsv41_cpu_{name}: {code}")
+
+
+class Launcher(_Calls):
     """The launchers of `library` on the device of a runtime table.
 
     Parameters
@@ -84,57 +157,3 @@ class Launcher:
             self._libc.free(scratch)
         self._check(failure)
         return failure.launched
-
-    def top_k_per_row_decode_512(
-        self, logits, next_n, seq_lens, indices, max_blocks=8, min_chunk=16384, register_select=True
-    ):
-        return self._call(
-            "top_k",
-            abi.TopKArgs(
-                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
-                ends=row_ends(seq_lens, next_n), indices=_address(indices),
-                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], max_blocks=max_blocks,
-                min_chunk=min_chunk, register_select=register_select,
-            ),
-        )  # fmt: skip
-
-    def candidate_top_k_512(self, logits, next_n, seq_lens, candidates, block_size, indices):
-        return self._call(
-            "candidate_top_k",
-            abi.CandidateTopKArgs(
-                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
-                ends=row_ends(seq_lens, next_n), candidates=_address(candidates),
-                candidates_stride=candidates.strides[0] // 4, indices=_address(indices),
-                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], slots=candidates.shape[1],
-                block_size=block_size,
-            ),
-        )  # fmt: skip
-
-    def _compact(self, logits, ids, seq_lens, next_n, indices, register_select):
-        return self._call(
-            "compact_top_k",
-            abi.CompactTopKArgs(
-                logits=_address(logits), ids=_address(ids), n=logits.shape[1],
-                ends=row_ends(seq_lens, next_n), indices=_address(indices),
-                indices_stride=indices.strides[0] // 4, rows=logits.shape[0],
-                register_select=register_select,
-            ),
-        )  # fmt: skip
-
-    def compact_top_k_512(self, compact_logits, compact_ids, seq_lens, next_n, indices):
-        return self._compact(compact_logits, compact_ids, seq_lens, next_n, indices, 0)
-
-    def compact_top_k_512_regs(self, compact_logits, compact_ids, seq_lens, next_n, indices):
-        return self._compact(compact_logits, compact_ids, seq_lens, next_n, indices, 1)
-
-    def candidate_blocks(self, logits, visible, row_repeat, block_size, out):
-        assert visible.dtype == np.int32 and visible.flags.c_contiguous
-        return self._call(
-            "candidate_blocks",
-            abi.CandidateBlocksArgs(
-                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
-                ends=abi.Ends(_address(visible), row_repeat, 0), out=_address(out),
-                out_stride=out.strides[0] // 4, rows=logits.shape[0], slots=out.shape[1],
-                block_size=block_size,
-            ),
-        )  # fmt: skip
