@@ -181,8 +181,9 @@ class Compiler:
 
     @property
     def title(self) -> str:
-        """Path and first line of the version, for messages."""
-        return f"{self.path} ({self.version.splitlines()[0]})"
+        """Path and version in one line, for messages; hipcc may print complaints before it."""
+        lines = self.version.splitlines()
+        return f"{self.path} ({next((line for line in lines if 'version' in line), lines[0])})"
 
     def key(self, arch: str) -> str:
         """Name the cache entry of what this compiler makes for `arch`."""

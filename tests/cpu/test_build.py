@@ -227,8 +227,10 @@ def test_a_hanging_compiler_is_stopped_with_its_children(
     script = 'sleep 60 & echo "env CHILD=$!" >> "$log"; wait'
     compiler = use(FakeCompiler(tmp_path / "bin", script=script), monkeypatch)
     monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 1.0)
+    started = time.monotonic()
     with pytest.raises(build.BuildError, match="did not finish in 1 s and was stopped"):
         build.code_object("gfx942")
+    assert time.monotonic() - started < 20, "the timeout waited for the compiler after all"
     for process in (compiler.runs[0], int(compiler.environment["CHILD"])):
         wait_until(lambda: not _runs(process), "the compiler's process ends")  # noqa: B023
     assert not list(cache.glob("work-*"))
@@ -384,6 +386,11 @@ def _link(entry: Path) -> None:
     entry.symlink_to(entry.with_name("elsewhere"))
 
 
+def _dangling_link(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.symlink_to("nowhere")
+
+
 def _link_data(entry: Path) -> None:
     (entry / "data").rename(entry / "real")
     (entry / "data").symlink_to("real")
@@ -410,6 +417,7 @@ DAMAGES = {
     "another architecture": lambda entry: redigest(entry, elf(**GFX90A)),
     "not an object": lambda entry: redigest(entry, b"#!/bin/sh\n" * 20),
     "a link": _link,
+    "a dangling link": _dangling_link,
     "data a link": _link_data,
     "a file": _file,
     "data a pipe": _fifo,

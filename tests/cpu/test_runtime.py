@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -352,6 +353,12 @@ def _cuda_contexts(runtime: Path, cuda: Path) -> None:
     assert offered.launch(far, 2) == 1
     assert offered.text(table) == "CUDA_ERROR_INVALID_VALUE (1) from device switch"
     assert current() == 0x200
+
+    fake.log()
+    thread = threading.Thread(target=offered.launch, args=(device, 3))
+    thread.start()
+    thread.join()
+    assert fake.log() == ["context 101", launched(3, 1), "context 0"], "retained once a process"
 
     offered.failure.code = 12345
     assert offered.text(table).startswith("unknown CUDA error (12345)")
