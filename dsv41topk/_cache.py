@@ -24,7 +24,7 @@ _DLPACK_CODE = {"e4m3fn": 10, "e4m3fnuz": 11}
 
 
 @functools.cache
-def _table(fp8: str) -> Array:
+def _table(fp8: str) -> NDArray[np.float32]:
     """Return the 256 values of a format; the formats differ in bias and in what is NaN."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
@@ -36,12 +36,13 @@ def _table(fp8: str) -> Array:
     )
     values = np.where(code & 0x80, -values, values)
     values[[0x7F, 0xFF] if fp8 == "e4m3fn" else [0x80]] = np.nan
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
 
 
 def decode_fp8(codes: Array, fp8: str) -> Array:
     """Return FP8 codes (uint8) of format `fp8` as float32 values."""
-    return _table(fp8)[codes]
+    values: Array = _table(fp8)[codes]
+    return values
 
 
 def encode_fp8(values: Array, fp8: str) -> Array:
@@ -60,7 +61,7 @@ def encode_fp8(values: Array, fp8: str) -> Array:
     code = np.where(nearer, above, above - 1)
     # e4m3fnuz has no negative zero: its code is the NaN.
     negative = (values < 0) & (code > 0)
-    return (code + 128 * negative).astype(np.uint8)
+    return np.asarray(code + 128 * negative, np.uint8)
 
 
 def pack_cache(keys: Array, scales: Array, page_size: int, order: Array) -> Array:
