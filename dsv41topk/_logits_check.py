@@ -124,9 +124,9 @@ def make_inputs(heads: int, page_size: int, block_size: int, seed: int = 1) -> C
     candidates = np.concatenate([candidates[:, :7], gaps, candidates[:, 7:]], axis=1)
 
     exact_q = decode_e4m3fnuz(q[0, 0][lane_heads]).astype(np.float64)
-    exact_keys = decode_e4m3fnuz(gather_keys(cache, block_table[0], page_size, _COLUMNS))
-    dots = (exact_keys.astype(np.float64) @ exact_q.T).astype(np.float32)
     column = np.arange(_COLUMNS)
+    exact_keys = decode_e4m3fnuz(gather_keys(cache, block_table[0], page_size, column))
+    dots = (exact_keys.astype(np.float64) @ exact_q.T).astype(np.float32)
     column_scales = scales[block_table[0][column // page_size], column % page_size]
     return CheckInputs(
         q=q,
@@ -160,10 +160,12 @@ def decode_e4m3fnuz(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def gather_keys(
-    flat_cache: NDArray[np.uint8], pages: NDArray[np.int32], page_size: int, columns: int
+    flat_cache: NDArray[np.uint8],
+    pages: NDArray[np.int32],
+    page_size: int,
+    column: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Key bytes of columns 0 .. columns - 1: uint8 [columns, 128]."""
-    column = np.arange(columns)
+    """Key bytes of the columns: uint8 [columns, 128]."""
     key, dim = column % page_size, np.arange(HEAD_SIZE)
     offset = (key // 16 * (16 * HEAD_SIZE) + key % 16 * 16)[:, None] + dim // 16 * 256 + dim % 16
     gathered: NDArray[np.uint8] = flat_cache[pages[column // page_size][:, None], offset]

@@ -120,6 +120,7 @@ def candidate_logits_kernel(
     page_stride_bytes,
     scales,
     scale_page_stride,
+    pages,
     seq_lens,
     rows_per_request,
     block_table,
@@ -194,11 +195,13 @@ def candidate_logits_kernel(
     end = gl.minimum(end, table_end)
     column = block * BlockSize + (slot.to(gl.uint32) % BlockSize).to(gl.int32)
     live = (block >= 0) & (block <= (end - 1) // BlockSize) & (column < end)
-    # A slot that is not live reads key 0 of page 0, which is there, and its value is dropped below.
-    # Its own table entry is not even used as an address: it may hold anything.
+    # A slot that is not live looks up column 0 and reads key 0 of page 0, which are there, and its
+    # value is dropped below. Its own table entry may hold anything; a page id outside the cache
+    # makes a slot not live.
     column = gl.where(live, column, 0)
     page_of_row = (column.to(gl.uint32) // PageSize).to(gl.int32)
     page = gl.load(block_table + request.to(gl.int64) * block_table_stride + page_of_row)
+    live = live & (page >= 0) & (page < pages)
     page = gl.where(live, page, 0).to(gl.int64)
     key = (column.to(gl.uint32) % PageSize).to(gl.int32)
     dim = gl.arange(0, _HEAD_SIZE, layout=gl.SliceLayout(1, key_layout))

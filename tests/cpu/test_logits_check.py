@@ -33,7 +33,7 @@ def scores(inputs):
     column = np.arange(int(inputs.seq_lens[0]))
     result = []
     for request, pages in enumerate(inputs.block_table):
-        key_bytes = _logits_check.gather_keys(flat, pages, PAGE, len(column))
+        key_bytes = _logits_check.gather_keys(flat, pages, PAGE, column)
         keys = _logits_check.decode_e4m3fnuz(key_bytes)
         at = PAGE * 128 + 4 * (column % PAGE)[:, None] + np.arange(4)
         scale = flat[pages[column // PAGE][:, None], at].copy().view(np.float32)
