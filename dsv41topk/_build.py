@@ -43,6 +43,7 @@ __all__ = [
     "cache_get",
     "cache_put",
     "check_image",
+    "choose_compiler",
     "code_object",
     "compile_image",
     "find_compilers",
@@ -292,6 +293,16 @@ def _temporary_folder(parent: Path | None = None, prefix: str = "dsv41topk-") ->
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def choose_compiler(compilers: list[Compiler], arch: str) -> Compiler | None:
+    """Return the first that can make an object for `arch`, if any; the only one goes unprobed.
+
+    A single compiler that cannot will say why when it compiles, which tells more than a probe.
+    """
+    if len(compilers) == 1:
+        return compilers[0]
+    return next((compiler for compiler in compilers if _can_compile(compiler, arch)), None)
 
 
 def compile_image(
@@ -589,20 +600,25 @@ def code_object(arch: str, progress: Progress | None = None) -> Provided:
     if image is not None:
         return provided(image, "shipped", SHIPPED / f"{arch}.co")
     compilers = find_compilers(arch)
-    if not compilers:
+    cache = None
+    note = ""
+    if compilers:
+        try:
+            cache = _Cache()
+        except OSError as error:
+            note = f"not cached: {error}"
+    if cache is not None:
+        for compiler in compilers:
+            key = compiler.key(arch)
+            image = _cached_image(cache, key, arch)
+            if image is not None:
+                return provided(image, "cache", cache.entry("code", key) / "data")
+    chosen = choose_compiler(compilers, arch)
+    if chosen is None:
         raise _NotForThisDeviceError(_no_compiler(arch, compilers, stale))
-    try:
-        cache = _Cache()
-    except OSError as error:
-        image = _compile_privately(_choose_compiler(compilers, arch, stale), arch, progress)
-        return provided(image, "compiled", None, f"not cached: {error}")
-    for compiler in compilers:
-        image = _cached_image(cache, compiler.key(arch), arch)
-        if image is not None:
-            return provided(image, "cache", cache.entry("code", compiler.key(arch)) / "data")
-    compiler = _choose_compiler(compilers, arch, stale)
-    image, source, path, note = _compile_once(cache, compiler, arch, progress)
-    return provided(image, source, path, note)
+    if cache is None:
+        return provided(_compile_privately(chosen, arch, progress), "compiled", None, note)
+    return provided(*_compile_once(cache, chosen, arch, progress))
 
 
 def _compile_once(
@@ -686,16 +702,6 @@ def _shipped(arch: str) -> tuple[bytes | None, str]:
     return image, ""
 
 
-def _choose_compiler(compilers: list[Compiler], arch: str, stale: str) -> Compiler:
-    """Return the first that can make an object for `arch`; the only one goes unprobed."""
-    if len(compilers) == 1:
-        return compilers[0]
-    for compiler in compilers:
-        if _can_compile(compiler, arch):
-            return compiler
-    raise _NotForThisDeviceError(_no_compiler(arch, compilers, stale))
-
-
 def _no_compiler(arch: str, compilers: list[Compiler], stale: str) -> str:
     tried = ", ".join(compiler.title for compiler in compilers) or "none found"
     cure = (
@@ -714,11 +720,7 @@ def aot(output_dir: str | os.PathLike[str], arch: str = "gfx942") -> Path | None
 
     Called by `setup.py` under `DSV41TOPK_AOT=1`. Leaves the user's cache alone.
     """
-    compilers = find_compilers(arch)
-    try:
-        compiler = _choose_compiler(compilers, arch, "") if compilers else None
-    except _NotForThisDeviceError:
-        compiler = None
+    compiler = choose_compiler(find_compilers(arch), arch)
     if compiler is None:
         return None
     return _write_shipped(Path(output_dir), arch, _compile_privately(compiler, arch, None))

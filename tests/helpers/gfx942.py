@@ -16,10 +16,10 @@ from dsv41topk import _build
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 
+@functools.cache
 def compiler() -> _build.Compiler | None:
-    """The compiler that `build()` would try first, or None."""
-    found = _build.find_compilers("gfx942")
-    return found[0] if found else None
+    """The compiler that `build()` would use, or None."""
+    return _build.choose_compiler(_build.find_compilers("gfx942"), "gfx942")
 
 
 def unavailable() -> str | None:
