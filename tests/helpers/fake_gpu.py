@@ -98,17 +98,22 @@ class Runtime:
         return device if code == 0 else None
 
     def launch(
-        self, device: abi.Device, kernel: int, grid: tuple[int, int] = (3, 2), size: int = 1024
+        self,
+        device: abi.Device,
+        kernel: int,
+        grid: tuple[int, int] = (3, 2),
+        size: int = 1024,
+        args: ctypes.Structure | None = None,
+        stream: int = 0x51,
     ) -> int:
-        """Launch with the argument 41 on stream 0x51."""
-        argument = ctypes.c_int(41)
+        """Launch, by default with the argument 41, which the fake writes down."""
         code: int = self.library.dsv41_device_launch(
             ctypes.byref(device),
             kernel,
             *grid,
             size,
-            ctypes.c_void_p(0x51),
-            ctypes.byref(argument),
+            ctypes.c_void_p(stream),
+            ctypes.byref(args or ctypes.c_int(41)),
             ctypes.byref(self.failure),
         )
         return code
