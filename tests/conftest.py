@@ -2,7 +2,7 @@
 """Every test that asks for `backend` runs on each backend that this machine has."""
 
 import pytest
-from helpers import backends
+from helpers import backends, buffers, harness
 
 
 def pytest_addoption(parser):
@@ -11,7 +11,13 @@ def pytest_addoption(parser):
         default="",
         help=f"only these, with commas between ({', '.join(backends.NAMES)}); all that the machine has by default",
     )
-    parser.addoption("--long", action="store_true", help="the longest rows on the slow backends too")
+    parser.addoption(
+        "--flavour",
+        default="plain",
+        choices=sorted(harness.FLAVOURS),
+        help="how the backends native and harness are compiled; `sanitized` needs the environment of "
+        "helpers/harness.py (tests/harness/test_sanitizers.py sets it)",
+    )
 
 
 def _chosen(config):
@@ -30,4 +36,8 @@ def backend(request):
     reason = backends.unavailable(request.param)
     if reason:
         pytest.fail(f"--backends {request.param}: {reason}")
-    return backends.backend(request.param)
+    flavour = request.config.getoption("--flavour")
+    if request.param not in ("native", "harness"):
+        return backends.backend(request.param)
+    buffers.heap_blocks = flavour == "sanitized"
+    return backends.backend(request.param, flavour)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract tests again, with kernels and launchers compiled in other ways, each in a process of its own.
+
+`sanitized`: ASan and UBSan, in heap blocks that end with the last live column's 16 bytes, and with every row's
+dead columns out of bounds. `fast-math`: a compiler that is told that there is no NaN.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import backends, harness
+from helpers.abi import ROOT
+
+LEAST_CASES = 700
+"""Of each backend; a selection that has shrunk to nothing must not pass."""
+
+
+def run_contract(backend, flavour, *arguments):
+    """Run the contract tests on one backend and flavour; return how many passed."""
+    reason = backends.unavailable(backend)
+    if reason:
+        pytest.skip(reason)
+    harness.build(flavour)  # here, where the compiler does not run under ASan
+    environment = dict(os.environ)
+    if flavour == "sanitized":
+        environment |= harness.sanitizer_environment()
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(ROOT / "tests" / "contract")]
+    command += ["--backends", backend, "--flavour", flavour, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, cwd=ROOT)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return int(re.search(r"(\d+) passed", done.stdout)[1])
+
+
+@pytest.mark.parametrize("runs_on", ["native", "harness"])
+def test_the_contract_under_address_and_undefined_behaviour_sanitizers(runs_on):
+    assert run_contract(runs_on, "sanitized") >= LEAST_CASES
+
+
+@pytest.mark.parametrize("runs_on", ["native", "harness"])
+def test_the_contract_with_fast_math(runs_on):
+    assert run_contract(runs_on, "fast-math") >= LEAST_CASES
