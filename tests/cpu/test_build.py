@@ -153,6 +153,7 @@ def test_two_threads_compile_once(
     assert len(compiler.runs) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_forked_during_the_build_does_not_keep_the_lock(
     build: ModuleType, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_child_forked_during_the_build_does_not_keep_the_lock(
         os.waitpid(child, 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_forked_after_the_build_finds_it(build, cache, compiler) -> None:
     assert build.code_object("gfx942").source == "compiled"
     child = os.fork()
@@ -506,6 +508,7 @@ def as_nobody(function: Callable[[], str]) -> str:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="becoming another user takes root")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_read_only_cache_is_read_and_done_without(monkeypatch) -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
         root = Path(name)
