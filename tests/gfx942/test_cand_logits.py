@@ -16,7 +16,8 @@ import pytest
 from helpers import abi, aiter_source
 
 from dsv41topk import _logits, _logits_check
-from dsv41topk.bench import emulator
+from dsv41topk.bench import emulator, triton_launcher
+from dsv41topk.bench.emulator_runtime import EmulatorRuntime
 
 _MISSING = emulator.unavailable() or aiter_source.unavailable()
 pytestmark = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
@@ -77,60 +78,6 @@ def launchers(tmp_path_factory):
     command += ["-Wl,--defsym=dsv41_kernel_name=0"]  # asked for only when a device is loaded
     subprocess.run([*command, "-o", str(library), "-ldl", "-lpthread"], check=True)
     return ctypes.CDLL(str(library))
-
-
-class EmulatorRuntime:
-    """The runtime table with the emulator behind it, as far as csrc/logits.c calls it."""
-
-    def __init__(self, image, name):
-        self.kernel = emulator.CodeObject(image)[name]
-        self.launches = []
-        self._failure = None
-        kinds = {field: kind for field, kind in abi.Runtime._fields_}
-        assert kinds["launch"] is ctypes.c_void_p
-        integer, pointer, word = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint
-        to_pointer = ctypes.POINTER(pointer)
-        self._calls = {
-            "load": ctypes.CFUNCTYPE(integer, integer, pointer, to_pointer)(self._load),
-            "get_function": ctypes.CFUNCTYPE(integer, pointer, ctypes.c_char_p, to_pointer)(
-                self._get_function
-            ),
-            "launch": ctypes.CFUNCTYPE(
-                integer, pointer, *[word] * 7, pointer, to_pointer, to_pointer
-            )(self._launch),
-            "current_device": ctypes.CFUNCTYPE(integer, ctypes.POINTER(integer))(self._current),
-            "set_device": ctypes.CFUNCTYPE(integer, integer)(lambda device: 0),
-        }
-        self.table = abi.Runtime(name=b"emulator", dlpack_device=1)
-        for member, call in self._calls.items():
-            setattr(self.table, member, ctypes.cast(call, pointer).value)
-
-    def _current(self, device):
-        device[0] = 0
-        return 0
-
-    def _load(self, device, image, module):
-        module[0] = 1
-        return 0
-
-    def _get_function(self, module, name, function):
-        function[0] = 2
-        return 0 if name == self.kernel.name.encode() else 500
-
-    def _launch(self, function, x, y, z, bx, by, bz, lds, stream, params, extra):
-        sizes = self.kernel.argument_bytes
-        values = [ctypes.string_at(params[i], size) for i, size in enumerate(sizes)]
-        self.launches.append((x, y, z))
-        try:
-            self.kernel.launch((x, y, z), (bx, by, bz), values, dynamic_lds=lds, measure=False)
-        except Exception as error:  # must not cross C; the test reads it
-            self._failure = error
-            return 999
-        return 0
-
-    def check(self):
-        if self._failure:
-            raise self._failure
 
 
 # ---- bits ----------------------------------------------------------------------------------------
@@ -298,11 +245,11 @@ class Rows:
         )
         plan = _logits._plan(kernel)
         assert plan.launch is None, "this Triton's kernels cannot be launched from C"
-        runtime = EmulatorRuntime(plan.image, plan.name)
+        runtime = EmulatorRuntime()
         loaded = abi.STRUCTS["Dsv41LogitsKernel"]()
         failure = abi.Failure()
         code = launchers.dsv41_logits_load(
-            ctypes.byref(runtime.table), 0, plan.image, plan.name.encode(), plan.threads,
+            ctypes.c_void_p(runtime.address), 0, plan.image, plan.name.encode(), plan.threads,
             plan.lds_bytes, ctypes.byref(loaded), ctypes.byref(failure),
         )  # fmt: skip
         assert code == 0
@@ -338,8 +285,9 @@ class Rows:
         code = launchers.dsv41_logits_launch(
             ctypes.byref(loaded), None, ctypes.byref(args), ctypes.byref(failure)
         )
-        runtime.check()
-        assert (code, failure.launched) == (0, 1)
+        launchers.dsv41_error_text.restype = ctypes.c_char_p
+        text = launchers.dsv41_error_text(ctypes.c_void_p(runtime.address), code)
+        assert (code, failure.launched) == (0, 1), text
         assert (logits[-1] == 7).all() and (ids[-1] == 7).all(), "wrote past the last row"
         return logits[:-1], ids[:-1]
 
@@ -510,3 +458,10 @@ def test_the_exact_request_really_is_exact():
     dense = EmulatorRunner(32, 64, 8).dense(replace(inputs, weights=weights))
     columns = int(inputs.seq_lens[0]) - 8
     np.testing.assert_array_equal(dense[:8, :columns].T, inputs.exact_scores[:columns])
+
+
+def test_the_cost_of_tritons_own_launcher_is_measured():
+    """Its tiers nest: each does what the one before does, and more."""
+    times = triton_launcher.measure()
+    generated, compiled, jitted = times.values()
+    assert 0 < generated < compiled < jitted
