@@ -79,11 +79,14 @@ def _msgpack(data: bytes, at: int = 0) -> tuple[Any, int]:
 
 
 class KernelDescriptor(NamedTuple):
-    """A kernel's entry of the metadata, and where its 64-byte descriptor lies in the image."""
+    """A kernel's entry of the metadata, and where its parts lie in the image."""
 
     name: str
     metadata: dict[str, Any]
     address: int
+    """Of the 64-byte kernel descriptor."""
+    code: tuple[int, int]
+    """Start and bytes of its machine code."""
 
     @property
     def resources(self) -> dict[str, int]:
@@ -129,7 +132,9 @@ class CodeObjectFile:
         self.target: str = metadata.get("amdhsa.target", "")
         symbols = self._symbols()
         self.kernels = {
-            entry[".name"]: KernelDescriptor(entry[".name"], entry, symbols[entry[".symbol"]])
+            entry[".name"]: KernelDescriptor(
+                entry[".name"], entry, symbols[entry[".symbol"]][0], symbols[entry[".name"]]
+            )
             for entry in metadata.get("amdhsa.kernels", [])
         }
 
@@ -144,17 +149,17 @@ class CodeObjectFile:
                 at = body + (body_size + 3 & ~3)
         raise ValueError("the code object has no AMDGPU metadata")
 
-    def _symbols(self) -> dict[str, int]:
+    def _symbols(self) -> dict[str, tuple[int, int]]:
         symbols = {}
         for section in self._sections:
             if section[1] not in (_SHT_SYMTAB, _SHT_DYNSYM):
                 continue
             names = self._sections[section[6]][4]
             for at in range(section[4], section[4] + section[5], 24):
-                name, _, _, where, value, _ = struct.unpack_from("<IBBHQQ", self._data, at)
+                name, _, _, where, value, size = struct.unpack_from("<IBBHQQ", self._data, at)
                 if where:
                     end = self._data.index(b"\0", names + name)
-                    symbols[self._data[names + name : end].decode()] = value
+                    symbols[self._data[names + name : end].decode()] = value, size
         return symbols
 
     def load(self, image: memoryview, base: int) -> None:

@@ -12,7 +12,8 @@ changed; where its emulator is wrong or silent for compiler-made gfx942 code, `_
 function at run time.
 
 What it is good for: results, interleavings and counts. What it is not: a clock. `Stats.clocks` is the
-issue bound of the counted instructions, with no latency in it.
+issue bound of the counted instructions, with no latency in it. Calls between functions are not followed:
+kernels are one piece.
 """
 
 from __future__ import annotations
@@ -223,7 +224,8 @@ class _Image(ctypes.Structure):
     _fields_ = [
         ("ops", ctypes.c_void_p),
         ("base", ctypes.c_uint64),
-        ("dwords", ctypes.c_uint64),
+        ("first", ctypes.c_uint64),
+        ("end", ctypes.c_uint64),
         ("measure", ctypes.c_int),
     ]
 
@@ -463,34 +465,31 @@ class Stats:
 
     Attributes
     ----------
-    count, lanes, extra : uint64 [waves, dwords of the image]
+    count, lanes, extra : uint64 [waves, dwords of the kernel]
         Executions of the instruction in that dword by that wave of a workgroup; their active lanes; LDS
         passes or 128-byte lines of memory. Summed over workgroups.
+    slowest : int
+        The largest bound in clocks of one workgroup; 0 when it was not measured.
     """
 
-    def __init__(self, code: CodeObject, waves: int, workgroups: int) -> None:
-        self._code, self.waves, self.workgroups = code, waves, workgroups
-        self.count, self.lanes, self.extra = (
-            np.zeros((waves, code.dwords), np.uint64) for _ in range(3)
-        )
+    def __init__(self, kernel: Kernel, waves: int, workgroups: int) -> None:
+        self._kernel, self.waves, self.workgroups = kernel, waves, workgroups
+        shape = waves, kernel.dwords
+        self.count, self.lanes, self.extra = (np.zeros(shape, np.uint64) for _ in range(3))
         self.seconds = self.compile_seconds = 0.0
+        self.slowest = 0
 
-    def _by_class(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        totals = {name: np.zeros(self.waves, np.int64) for name in CLASSES}
-        for slot in np.nonzero(self.count.any(0))[0]:
-            totals[self._code.classes[int(slot)]] += numbers[:, slot].astype(np.int64)
-        return totals
-
-    def by_class(self) -> dict[str, np.ndarray]:
-        """Wave-instructions of each class by wave number, summed over workgroups."""
-        return self._by_class(self.count)
+    def by_class(self, numbers: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Wave-instructions (or other `numbers`) of each class by wave, summed over workgroups."""
+        sums = (self.count if numbers is None else numbers) @ self._kernel.class_matrix()
+        return {name: sums[:, i].astype(np.int64) for i, name in enumerate(CLASSES)}
 
     def by_operation(self) -> dict[str, int]:
         """Wave-instructions by mnemonic, most frequent first."""
         totals: dict[str, int] = {}
-        for slot in np.nonzero(self.count.any(0))[0]:
-            name = self._code.names[int(slot)].lower()
-            totals[name] = totals.get(name, 0) + int(self.count[:, slot].sum())
+        for dword in np.nonzero(self.count.any(0))[0]:
+            name = self._kernel.mnemonic(int(dword)).lower()
+            totals[name] = totals.get(name, 0) + int(self.count[:, dword].sum())
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     @property
@@ -503,6 +502,18 @@ class Stats:
         """Barriers that a wave passes, the mean over workgroups."""
         return float(self.by_class()["barrier"].max()) / self.workgroups
 
+    def add(self, other: Stats) -> None:
+        """Add the counts of one more workgroup."""
+        self.count += other.count
+        self.lanes += other.lanes
+        self.extra += other.extra
+        self.slowest = max(self.slowest, max(other.bounds().values()))
+
+    def clear(self) -> None:
+        """Start again from nothing."""
+        for numbers in (self.count, self.lanes, self.extra):
+            numbers[:] = 0
+
     def bounds(self) -> dict[str, int]:
         """Lower bounds in clocks for one workgroup alone on a compute unit, the mean of the launch.
 
@@ -511,32 +522,42 @@ class Stats:
         waves. VALU: 4 clocks a wave-instruction, 16 for those of quarter rate; MFMA is left out. LDS: a
         clock a pass, shared by the SIMDs. wave: an instruction a turn, the longest wave. No latencies.
         """
-        count, extra = self.by_class(), self._by_class(self.extra)
+        count, extra = self.by_class(), self.by_class(self.extra)
 
         def busiest(per_wave: np.ndarray) -> int:
             return max(int(per_wave[simd::4].sum()) for simd in range(min(4, self.waves)))
 
-        passes = sum(int(extra[name].sum()) for name in ("ds_read", "ds_write", "ds_atomic"))
         clocks = {
             "valu": 4 * busiest(count["valu"] + 4 * count["valu_slow"]),
             "salu+smem": 4 * busiest(count["salu"] + count["smem"]),
             "branch": 4 * busiest(count["branch"]),
-            "lds": passes + 2 * int(count["ds_perm"].sum()) + 4 * int(count["flat"].sum()),
+            "lds": self._lds_clocks(count, extra),
             "wave": 4 * int(self.count.sum(1).max()),
         }
         return {name: round(value / self.workgroups) for name, value in clocks.items()}
 
-    @property
-    def clocks(self) -> int:
-        """The largest of `bounds`."""
-        return max(self.bounds().values())
+    @staticmethod
+    def _lds_clocks(count: dict[str, np.ndarray], extra: dict[str, np.ndarray]) -> int:
+        passes = sum(int(extra[name].sum()) for name in ("ds_read", "ds_write", "ds_atomic"))
+        return passes + 2 * int(count["ds_perm"].sum()) + 4 * int(count["flat"].sum())
+
+    def clocks(self, compute_units: int = 304) -> int:
+        """Return the bound of the launch: its slowest workgroup, or all of them shared out, if that is more."""
+        count, extra = self.by_class(), self.by_class(self.extra)
+        shared = max(
+            int((count["valu"] + 4 * count["valu_slow"]).sum()),
+            int((count["salu"] + count["smem"]).sum()),
+            int(count["branch"].sum()),
+            self._lds_clocks(count, extra),
+        )
+        return max(self.slowest or max(self.bounds().values()), round(shared / compute_units))
 
     def table(self) -> str:
         """The counts by class, for people."""
-        count, lanes, extra = self.by_class(), self._by_class(self.lanes), self._by_class(self.extra)
+        count, lanes, extra = self.by_class(), self.by_class(self.lanes), self.by_class(self.extra)
         lines = [
             f"{self.workgroups} workgroups of {self.waves} waves, {self.wave_instructions:,} wave-instructions, "
-            f"{self.clocks:,} clocks, {self.seconds:.2f} s and {self.compile_seconds:.1f} s of compiling",
+            f"bounds {self.bounds()}, {self.seconds:.2f} s and {self.compile_seconds:.1f} s of compiling",
             f"  {'class':12s} {'total':>10s} {'a workgroup':>12s} {'a wave':>10s} {'lanes':>6s} {'passes, lines':>14s}",
         ]
         for name in CLASSES:
@@ -548,6 +569,17 @@ class Stats:
                     f"{int(extra[name].sum()) or '':>14}"
                 )
         return "\n".join(lines)
+
+    def hottest(self, count: int = 40) -> list[str]:
+        """The most executed instructions in the order of the code, with the mean of their active lanes."""
+        totals = self.count.sum(0).astype(np.int64)
+        first = self._kernel.first_dword
+        return [
+            f"{4 * (first + int(dword)):#07x} {totals[dword]:9d}  lanes "
+            f"{float(self.lanes[:, dword].sum()) / totals[dword]:5.1f}  {self._kernel.mnemonic(int(dword)).lower()}"
+            for dword in sorted(np.argsort(-totals)[:count])
+            if totals[dword]
+        ]
 
 
 # ---- kernels -------------------------------------------------------------------------------------
@@ -564,9 +596,26 @@ class Kernel:
         self._lds, self._scratch, self._kernarg_bytes = struct.unpack_from("<III", descriptor, 0)
         (offset,) = struct.unpack_from("<q", descriptor, 16)
         self._entry = code.base + entry.address + offset
+        self.first_dword, self.dwords = entry.code[0] // 4, -(-entry.code[1] // 4)
+        self._matrix: tuple[int, np.ndarray] = (-1, np.empty(0))
         (self._rsrc2,) = struct.unpack_from("<I", descriptor, 52)
         self._properties, preload = struct.unpack_from("<HH", descriptor, 56)
         self._preload_count, self._preload_from = preload & 127, preload >> 7
+
+    def mnemonic(self, dword: int) -> str:
+        """The instruction at a dword of the kernel's code, once it has run."""
+        return self._code.names[self.first_dword + dword]
+
+    def class_matrix(self) -> np.ndarray:
+        """Return float64 [dwords, classes]: 1 where an instruction that has run is of a class."""
+        known = len(self._code.classes)
+        if self._matrix[0] != known:
+            matrix = np.zeros((self.dwords, len(CLASSES)))
+            for slot, name in self._code.classes.items():
+                if 0 <= slot - self.first_dword < self.dwords:
+                    matrix[slot - self.first_dword, CLASSES.index(name)] = 1
+            self._matrix = known, matrix
+        return self._matrix[1]
 
     @property
     def argument_bytes(self) -> list[int]:
@@ -665,7 +714,7 @@ class Kernel:
         quantum : int
             Interleave the waves: 1 to this many instructions at a time. 0: a wave runs to its barrier.
         measure : bool
-            Count LDS passes and memory lines too, which costs time.
+            Count LDS passes, memory lines and the slowest workgroup too, which costs time.
         limit : int
             Wave-instructions of a workgroup after which it counts as endless.
         only : iterable of tuple, optional
@@ -693,7 +742,8 @@ class Kernel:
             workgroups = [tuple(reversed(number)) for number in workgroups]
         if seed is not None:
             random.shuffle(workgroups)
-        stats = Stats(code, waves, len(workgroups))
+        stats = Stats(self, waves, len(workgroups))
+        counted = Stats(self, waves, 1) if measure else stats
         sgpr, vgpr, accumulators = (_aligned((waves, n), np.uint32) for n in (_SGPRS, _VGPRS * WAVE, _VGPRS * WAVE))
         scratch = _aligned((waves, max(self._scratch * WAVE, 64)), np.uint8)
         table = (_Wave * waves)()
@@ -702,10 +752,14 @@ class Kernel:
             wave.bufs[:] = [
                 wave.sgpr, wave.vgpr, 0, _LDS_BASE, scratch[w].ctypes.data, accumulators[w].ctypes.data
             ]  # fmt: skip
+            # The engine counts by dword of the image, of which the kernel is a part.
             wave.count, wave.lanes, wave.extra = (
-                numbers[w].ctypes.data for numbers in (stats.count, stats.lanes, stats.extra)
+                numbers[w].ctypes.data - 8 * self.first_dword
+                for numbers in (counted.count, counted.lanes, counted.extra)
             )
-        image = _Image(ctypes.addressof(code.ops), code.base, code.dwords, measure)
+        image = _Image(
+            ctypes.addressof(code.ops), code.base, self.first_dword, self.first_dword + self.dwords, measure
+        )
         start, compiled = time.perf_counter(), code.compile_seconds
         state = ctypes.c_uint64(int(random.integers(2**63)))
         which = ctypes.c_int()
@@ -723,10 +777,13 @@ class Kernel:
                     limit, ctypes.byref(ran), ctypes.byref(which),
                 )  # fmt: skip
                 if result == _END:
+                    if measure:
+                        stats.add(counted)
+                        counted.clear()
                     break
                 pc = int(sgpr[which.value, 256]) | int(sgpr[which.value, 257]) << 32
                 if result != _COMPILE:
-                    reason = {_BUDGET: f"more than {limit:,} instructions", _BAD_PC: "a jump out of the image"}
+                    reason = {_BUDGET: f"more than {limit:,} instructions", _BAD_PC: "a jump out of the kernel"}
                     raise RuntimeError(
                         f"{self.name}: workgroup {workgroup}, wave {which.value}, offset {pc - code.base:#x}, "
                         f"seed {seed}: {reason.get(result, 'GPR indexing that is not emulated')}"

@@ -55,7 +55,7 @@ struct Wave {
 
 struct Image {
   struct Op* ops;
-  u64 base, dwords;
+  u64 base, first, end; /* the kernel's code: dwords first to end - 1 of the image at base */
   int measure; /* LDS passes and memory lines too */
 };
 
@@ -194,7 +194,7 @@ static int run_wave(struct Wave* wave, const struct Image* image, u64 budget, u6
     u64 pc = sgpr[kPc] | (u64)sgpr[kPc + 1] << 32, next;
     if (pc == ~0ull) return kEnd;
     u64 i = (pc - image->base) >> 2;
-    if (i >= image->dwords) return kBadPc;
+    if (i < image->first || i >= image->end) return kBadPc;
     struct Op* op = image->ops + i;
     if (!op->fn) return kCompile;
     u64 exec = sgpr[kExec] | (u64)sgpr[kExec + 1] << 32;
