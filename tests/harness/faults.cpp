@@ -41,6 +41,23 @@ extern "C" __global__ void harness_unset_lds_kernel(FaultArgs args) {
   args.out[harness::place.thread] = words[harness::place.thread];
 }
 
+// Right by luck in most schedules: lane 0 writes, the other lanes read, and nothing is between.
+extern "C" __global__ void harness_missing_wave_sync_kernel(FaultArgs args) {
+  __shared__ int32_t words[16];
+  const unsigned wave = harness::place.thread / harness::kWaveSize;
+  if (harness::place.thread % harness::kWaveSize == 0) words[wave] = 1;
+  if (args.count) harness::ballot(true, {__FILE__, __LINE__});
+  args.out[harness::place.thread] = words[wave];
+}
+
+// Every workgroup writes the same words.
+extern "C" __global__ void harness_workgroups_overlap_kernel(FaultArgs args) {
+  if (args.count)
+    __atomic_fetch_add(args.out + harness::place.thread, 1, __ATOMIC_RELAXED);
+  else
+    args.out[harness::place.thread] = 1;
+}
+
 extern "C" __global__ void harness_missed_operation_kernel(FaultArgs args) {
   if (harness::place.thread % harness::kWaveSize != 5) args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
 }
@@ -72,6 +89,8 @@ extern "C" __global__ void harness_lds_past_end_kernel(FaultArgs args) {
 HARNESS_KERNEL(harness_right_kernel)
 HARNESS_KERNEL(harness_missing_barrier_kernel)
 HARNESS_KERNEL(harness_unset_lds_kernel)
+HARNESS_KERNEL(harness_missing_wave_sync_kernel)
+HARNESS_KERNEL(harness_workgroups_overlap_kernel)
 HARNESS_KERNEL(harness_missed_operation_kernel)
 HARNESS_KERNEL(harness_missed_barrier_kernel)
 HARNESS_KERNEL(harness_two_operations_kernel)

@@ -112,6 +112,7 @@ void* fresh_stack(char* top, void (*entry)()) {
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kGuardBytes = 64 << 10;  // a multiple of every page size; an overflow faults instead of corrupting
+constexpr size_t kStackAndGuardBytes = kStackBytes + kGuardBytes;
 
 enum class State { kRunning, kBarrier, kOperation, kDone };
 
@@ -130,6 +131,7 @@ struct Wave {
   unsigned count;
   uint64_t values[kWaveSize];
   uint64_t ballot;
+  uint32_t operations;
   bool at_barrier;
   bool ended;
 };
@@ -148,6 +150,7 @@ struct Counts {
 
 Options options;
 Counts counts;
+uint64_t launches_ever;  // not reset with the counts: an older launch's accesses are never this one's
 char error_text_buffer[512];
 
 Lane lanes[kMaxThreads];
@@ -156,17 +159,23 @@ char* stacks;
 void* scheduler_sp;
 Lane* current;
 bool failed;
+uint32_t workgroup_number;
+uint32_t workgroup_barriers;
 const Kernel* running_kernel;
 const void* running_params;
 const Kernel* kernels;
 
-[[noreturn]] void error(const char* format, ...) {
-  va_list list;
-  va_start(list, format);
+void write_error(const char* format, va_list list) {
   int n = std::snprintf(error_text_buffer, sizeof error_text_buffer, "%s, workgroup (%u, %u, %u), seed %llu: ",
                         running_kernel ? running_kernel->name : "harness", place.workgroup[0],
                         place.workgroup[1], place.workgroup[2], static_cast<unsigned long long>(options.seed));
   std::vsnprintf(error_text_buffer + n, sizeof error_text_buffer - n, format, list);
+}
+
+[[noreturn]] void error(const char* format, ...) {
+  va_list list;
+  va_start(list, format);
+  write_error(format, list);
   va_end(list);
   throw Failure();
 }
@@ -220,14 +229,13 @@ void resume(Lane* lane, unsigned thread) {
 
 void make_stacks() {
   if (stacks) return;
-  constexpr size_t each = kStackBytes + kGuardBytes;
-  void* p = mmap(nullptr, kMaxThreads * each, PROT_READ | PROT_WRITE,
+  void* p = mmap(nullptr, kMaxThreads * kStackAndGuardBytes, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) error("no memory for %u stacks", kMaxThreads);
   stacks = static_cast<char*>(p);
   for (unsigned i = 0; i < kMaxThreads; i++) {
-    if (mprotect(stacks + i * each, kGuardBytes, PROT_NONE)) error("no guard page below a stack");
-    lanes[i].stack = stacks + i * each + kGuardBytes;
+    if (mprotect(stacks + i * kStackAndGuardBytes, kGuardBytes, PROT_NONE)) error("no guard page below a stack");
+    lanes[i].stack = stacks + i * kStackAndGuardBytes + kGuardBytes;
   }
 }
 
@@ -269,6 +277,7 @@ void step(Wave& wave, std::mt19937_64& random) {
     case State::kBarrier: wave.at_barrier = true; break;
     default:
       counts.wave_operations++;
+      wave.operations++;
       wave.ballot = 0;
       for (unsigned i = 0; i < kWaveSize; i++) {
         wave.values[i] = i < wave.count ? wave.lanes[i].value : 0;
@@ -285,6 +294,7 @@ __attribute__((noinline, no_sanitize("address"))) void poison_lds(uint64_t patte
 
 void run_workgroup(std::mt19937_64& random) {
   counts.workgroups++;
+  workgroup_barriers = 0;
   // Three kinds of dirt: a NaN's bits, zeros' opposite, and whatever the seed says.
   const uint64_t patterns[] = {0x7fc000017fc00001ull, ~0ull, random()};
   poison_lds(options.shuffle ? patterns[random() % 3] : patterns[0]);
@@ -315,6 +325,7 @@ void run_workgroup(std::mt19937_64& random) {
       if (!same_stand(waves[0].lanes[0], waves[w].lanes[0])) divergence(0, w * kWaveSize);
     if (waves[0].ended) return;
     counts.barriers++;
+    workgroup_barriers++;
     for (unsigned w = 0; w < count; w++) waves[w].at_barrier = false;
   }
 }
@@ -348,6 +359,7 @@ int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, un
   if (lds_bytes) error("dynamic LDS");
   make_stacks();
   counts.launches++;
+  launches_ever++;
   running_params = params[0];
   place.threads = block_x;
   place.grid[0] = grid_x, place.grid[1] = grid_y, place.grid[2] = grid_z;
@@ -356,6 +368,7 @@ int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, un
   std::iota(order.begin(), order.end(), uint64_t{0});
   if (options.shuffle) std::shuffle(order.begin(), order.end(), random);
   for (uint64_t i : order) {
+    workgroup_number = static_cast<uint32_t>(i);
     place.workgroup[0] = static_cast<unsigned>(i % grid_x);
     place.workgroup[1] = static_cast<unsigned>(i / grid_x % grid_y);
     place.workgroup[2] = static_cast<unsigned>(i / grid_x / grid_y);
@@ -404,10 +417,23 @@ uint64_t ballot(bool predicate, Site site) {
   return waves[(lane - lanes) / kWaveSize].ballot;
 }
 
+Moment moment() {
+  const unsigned wave = place.thread / kWaveSize;
+  return {launches_ever,         workgroup_number,           workgroup_barriers,
+          waves[wave].operations, static_cast<uint16_t>(wave), static_cast<uint16_t>(place.thread % kWaveSize)};
+}
+
+bool is_shared(const void* pointer) {
+  const char* p = static_cast<const char*>(pointer);
+  return current && (p < stacks || p >= stacks + kMaxThreads * kStackAndGuardBytes);
+}
+
+bool is_lds(const void* pointer) { return pointer >= __start_dsv41_lds && pointer < __stop_dsv41_lds; }
+
 void fail(const char* format, ...) {
   va_list list;
   va_start(list, format);
-  std::vsnprintf(error_text_buffer, sizeof error_text_buffer, format, list);
+  write_error(format, list);
   va_end(list);
   failed = true;
   switch_to_scheduler(current, true);

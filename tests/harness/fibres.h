@@ -43,6 +43,17 @@ const uint64_t* exchange(uint64_t value, const char* operation, Site site);
 /* The same rendezvous, with bit i set where lane i brought true. */
 uint64_t ballot(bool predicate, Site site);
 
+/* What orders an access among others: see races.cpp. */
+struct Moment {
+  uint64_t launch;
+  uint32_t workgroup, barriers, operations;  // so far: barriers of the workgroup, operations of the wave
+  uint16_t wave, lane;
+};
+Moment moment();
+/* Whether other lanes can see it: a lane is running, and this is not in its stack. */
+bool is_shared(const void* pointer);
+bool is_lds(const void* pointer);
+
 /* The kernels found in this library. Each file registers its own at start-up. */
 struct Kernel {
   const char* name;

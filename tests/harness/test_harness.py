@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 
@@ -137,3 +138,29 @@ def test_the_sanitized_build_finds_reads_past_the_end(kernel, report):
     )
     assert (done.returncode != 0) == bool(report), done.stderr
     assert report in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kernel", "grid", "ordered", "report"),
+    [
+        ("right", 1, None, ""),
+        ("missing_barrier", 1, None, "(read after write|write after read), LDS"),
+        ("missing_wave_sync", 1, 0, "(read after write|write after read), LDS"),
+        ("missing_wave_sync", 1, 1, ""),
+        ("workgroups_overlap", 3, 0, "write after write, memory"),
+        ("workgroups_overlap", 3, 1, ""),
+    ],
+)
+def test_races_are_found_in_every_schedule(kernel, grid, ordered, report):
+    if rung3.unavailable():
+        pytest.skip(rung3.unavailable())
+    harness = rung3.harness("races")
+    for seed in SEEDS:
+        harness.configure(seed=seed)
+        out = np.zeros(THREADS, np.int32)
+        code = run(harness, kernel, out, count=ordered or 0, grid=grid)
+        if report:
+            assert code != 0, f"seed {seed}"
+            assert re.search(f"race: {report}, thread .*faults.cpp:.*faults.cpp:", harness.error())
+        else:
+            assert code == 0, harness.error()

@@ -2,7 +2,8 @@
 """The contract tests again, with kernels and launchers compiled in other ways, each in a process of its own.
 
 `sanitized`: ASan and UBSan, in heap blocks that end with the last live column's 16 bytes, and with every row's
-dead columns out of bounds. `fast-math`: a compiler that is told that there is no NaN.
+dead columns out of bounds. `races`: with the race detector of races.cpp. `fast-math`: a compiler that is told that
+there is no NaN.
 """
 
 import os
@@ -42,3 +43,7 @@ def test_the_contract_under_address_and_undefined_behaviour_sanitizers(runs_on):
 @pytest.mark.parametrize("runs_on", ["native", "harness"])
 def test_the_contract_with_fast_math(runs_on):
     assert run_contract(runs_on, "fast-math") >= LEAST_CASES
+
+
+def test_the_contract_without_a_race():
+    assert run_contract("harness", "races") >= LEAST_CASES
