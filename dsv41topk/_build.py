@@ -258,21 +258,26 @@ def _run(
     if cwd is not None:
         environment["TMPDIR"] = str(cwd)  # its temporaries go when the folder goes
     started = time.monotonic()
+    # Into a file, not a pipe: a compile cache's server that the compiler starts, or a child that
+    # another thread forks at the wrong moment, keeps a pipe open, and its end would be waited for.
     # A session of its own: hipcc and nvcc are drivers, and a timeout must end their children too.
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    ) as process:
+    with (
+        tempfile.TemporaryFile(dir=cwd) as output,
+        subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             while True:
                 try:
-                    output, _ = process.communicate(timeout=min(_PROGRESS_S, timeout))
-                    return process.returncode, output.decode(errors="replace")
+                    code = process.wait(min(_PROGRESS_S, timeout))
+                    break
                 except subprocess.TimeoutExpired:
                     elapsed = time.monotonic() - started
                     if elapsed >= timeout:
@@ -284,6 +289,8 @@ def _run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 @contextlib.contextmanager

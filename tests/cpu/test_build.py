@@ -157,10 +157,13 @@ def test_two_threads_compile_once(
 def test_a_child_forked_during_the_build_does_not_keep_the_lock(
     build: ModuleType, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = use(FakeCompiler(tmp_path / "bin", script="sleep 0.5"), monkeypatch)
+    compiler = use(FakeCompiler(tmp_path / "bin", script="sleep 1"), monkeypatch)
     builder = threading.Thread(target=build.code_object, args=("gfx942",))
     builder.start()
     wait_until(lambda: compiler.runs, "the compiler starts")
+    # Not in the instant in which `subprocess.Popen` itself starts it: that has a pipe of its own,
+    # which a child forked just then keeps open as long as it lives.
+    time.sleep(0.2)
     child = os.fork()
     if child == 0:  # it has inherited the lock's descriptor, and lives on
         time.sleep(60)
@@ -236,6 +239,17 @@ def test_a_hanging_compiler_is_stopped_with_its_children(
     for process in (compiler.runs[0], int(compiler.environment["CHILD"])):
         wait_until(lambda: not _runs(process), "the compiler's process ends")  # noqa: B023
     assert not list(cache.glob("work-*"))
+
+
+def test_a_server_that_the_compiler_leaves_behind_is_not_waited_for(
+    build, cache, tmp_path, monkeypatch
+) -> None:
+    """A pipe to the compiler stays open in such a server, and in a child forked meanwhile."""
+    compiler = use(FakeCompiler(tmp_path / "bin", script="sleep 60 & echo started"), monkeypatch)
+    with ended_at_exit(compiler):
+        started = time.monotonic()
+        assert build.code_object("gfx942").source == "compiled"
+        assert time.monotonic() - started < 20
 
 
 def _runs(process: int) -> bool:
