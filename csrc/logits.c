@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launches the candidate logits kernel that Triton compiled (dsv41topk/cand_logits.py).
+ * Launches of candidate_logits: the kernel that Triton compiled for gfx942
+ * (dsv41topk/cand_logits.py), and the plain one of the code object (kernels/candidate_logits.hip).
  *
  * Triton's own launcher costs microseconds of Python a call. The code object it made is an ordinary
  * one, so it is loaded and launched through the runtime table like every other kernel. The order of
@@ -12,10 +13,11 @@
 
 #include "abi.h"
 
-enum { kTileSlots = 128 };  /* TILE in cand_logits.py: slots of one workgroup */
-enum { kHeadSize = 128 };   /* bytes of a key */
-enum { kLoadBytes = 16 };   /* queries and keys are loaded 16 bytes at a time */
-enum { kMaxGridY = 65535 }; /* gfx942 packs the y and z workgroup ids into one register */
+enum { kPlainThreads = 256 }; /* kThreads in candidate_logits.hip: one slot a lane */
+enum { kTileSlots = 128 };    /* TILE in cand_logits.py: slots of one workgroup */
+enum { kHeadSize = 128 };     /* bytes of a key */
+enum { kLoadBytes = 16 };     /* queries and keys are loaded 16 bytes at a time */
+enum { kMaxGridY = 65535 };   /* gfx942 packs the y and z workgroup ids into one register */
 
 int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* image, const char* name,
                       unsigned threads, unsigned lds_bytes, Dsv41LogitsKernel* kernel,
@@ -85,4 +87,18 @@ int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream,
                                (unsigned)args->rows,
                                (unsigned)((row_slots + kTileSlots - 1) / kTileSlots),
                                kernel->threads, kernel->lds_bytes, stream, params, failure);
+}
+
+int dsv41_candidate_logits(const Dsv41Device* device, void* stream,
+                           const Dsv41CandidateLogitsArgs* args, Dsv41Failure* failure) {
+  const int64_t row_slots = (int64_t)args->slots * args->block_size;
+  const int64_t workgroups = (row_slots + kPlainThreads - 1) / kPlainThreads * args->rows;
+  failure->launched = 0;
+  if (workgroups == 0) return failure->code = DSV41_OK;
+  if (workgroups > INT32_MAX) {
+    failure->kernel = dsv41_kernel_name(DSV41_KERNEL_CANDIDATE_LOGITS);
+    return failure->code = DSV41_NO_KERNEL;
+  }
+  return dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_LOGITS, (unsigned)workgroups, 1,
+                             kPlainThreads, stream, args, failure);
 }
