@@ -12,11 +12,11 @@ struct FaultArgs {
 };
 
 struct SharedSum {
-  int32_t of_wave[16];
+  int32_t of_wave[harness::kMaxThreads / harness::kWaveSize];
 };
 
 // Right: the sum of all thread numbers, over waves and then over the workgroup.
-extern "C" __global__ void harness_right_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_right_kernel(FaultArgs args) {
   __shared__ SharedSum lds;
   const uint64_t* values = harness::exchange(harness::place.thread, "exchange", {__FILE__, __LINE__});
   int32_t sum = 0;
@@ -29,21 +29,21 @@ extern "C" __global__ void harness_right_kernel(FaultArgs args) {
 }
 
 // The barrier between writing and reading LDS is not there.
-extern "C" __global__ void harness_missing_barrier_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_missing_barrier_kernel(FaultArgs args) {
   __shared__ int32_t words[1024];
   words[harness::place.thread] = static_cast<int32_t>(harness::place.thread);
   args.out[harness::place.thread] = words[harness::place.threads - 1 - harness::place.thread];
 }
 
 // LDS is read before anybody wrote it.
-extern "C" __global__ void harness_unset_lds_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_unset_lds_kernel(FaultArgs args) {
   __shared__ int32_t words[1024];
   args.out[harness::place.thread] = words[harness::place.thread];
 }
 
 // Right by luck in most schedules: lane 0 writes, the other lanes read, and nothing is between.
-extern "C" __global__ void harness_missing_wave_sync_kernel(FaultArgs args) {
-  __shared__ int32_t words[16];
+DSV41_KERNEL(1024) void harness_missing_wave_sync_kernel(FaultArgs args) {
+  __shared__ int32_t words[harness::kMaxThreads / harness::kWaveSize];
   const unsigned wave = harness::place.thread / harness::kWaveSize;
   if (harness::place.thread % harness::kWaveSize == 0) words[wave] = 1;
   if (args.count) harness::ballot(true, {__FILE__, __LINE__});
@@ -51,22 +51,22 @@ extern "C" __global__ void harness_missing_wave_sync_kernel(FaultArgs args) {
 }
 
 // Every workgroup writes the same words.
-extern "C" __global__ void harness_workgroups_overlap_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_workgroups_overlap_kernel(FaultArgs args) {
   if (args.count)
     __atomic_fetch_add(args.out + harness::place.thread, 1, __ATOMIC_RELAXED);
   else
     args.out[harness::place.thread] = 1;
 }
 
-extern "C" __global__ void harness_missed_operation_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_missed_operation_kernel(FaultArgs args) {
   if (harness::place.thread % harness::kWaveSize != 5) args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
 }
 
-extern "C" __global__ void harness_missed_barrier_kernel(FaultArgs) {
+DSV41_KERNEL(1024) void harness_missed_barrier_kernel(FaultArgs) {
   if (harness::place.thread < 128) harness::barrier({__FILE__, __LINE__});
 }
 
-extern "C" __global__ void harness_two_operations_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_two_operations_kernel(FaultArgs args) {
   if (harness::place.thread & 1)
     args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
   else
@@ -74,11 +74,11 @@ extern "C" __global__ void harness_two_operations_kernel(FaultArgs args) {
 }
 
 // One word past the buffer that the test made, and past the LDS array: for the sanitizers.
-extern "C" __global__ void harness_read_past_end_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_read_past_end_kernel(FaultArgs args) {
   if (harness::place.thread == 0) args.out[0] = args.out[args.count];
 }
 
-extern "C" __global__ void harness_lds_past_end_kernel(FaultArgs args) {
+DSV41_KERNEL(1024) void harness_lds_past_end_kernel(FaultArgs args) {
   __shared__ int32_t words[64];
   volatile int32_t* p = words;
   if (harness::place.thread == 0) args.out[0] = p[args.count];

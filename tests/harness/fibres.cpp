@@ -411,6 +411,8 @@ const uint64_t* exchange(uint64_t value, const char* operation, Site site) {
   return waves[(lane - lanes) / kWaveSize].values;
 }
 
+unsigned live_lanes() { return waves[(current - lanes) / kWaveSize].count; }
+
 uint64_t ballot(bool predicate, Site site) {
   Lane* lane = current;
   exchange(predicate, "ballot", site);

@@ -15,7 +15,10 @@
 
 namespace harness {
 
-constexpr unsigned kWaveSize = 64;
+#ifndef HARNESS_WAVE_SIZE
+#define HARNESS_WAVE_SIZE 64  // 32 on sm_90: the flavour `wave32`
+#endif
+constexpr unsigned kWaveSize = HARNESS_WAVE_SIZE;
 constexpr unsigned kMaxThreads = 1024;
 
 /* Where in the kernels a lane stands. */
@@ -36,9 +39,12 @@ extern Place place;
 /* All lanes of the workgroup have arrived. */
 void barrier(Site site);
 
-/* All lanes of the wave have arrived; the 64 values they brought, by lane. The array holds until the lane's next
+/* All lanes of the wave have arrived; the values they brought, by lane. The array holds until the lane's next
  * wave operation. `operation` tells apart two that share a line. */
 const uint64_t* exchange(uint64_t value, const char* operation, Site site);
+
+/* Lanes of the running lane's wave: fewer than a wave's in the last one of an odd workgroup. */
+unsigned live_lanes();
 
 /* The same rendezvous, with bit i set where lane i brought true. */
 uint64_t ballot(bool predicate, Site site);

@@ -66,8 +66,8 @@ bool unordered(const harness::Moment& before, const harness::Moment& now, bool m
     return static_cast<long>(static_cast<const char*>(p) - static_cast<const char*>(info.dli_fbase));
   };
   harness::fail("race: %s, %s, thread %u of workgroup %u [+0x%lx] and thread %u of workgroup %u [+0x%lx]", what,
-                harness::is_lds(reinterpret_cast<void*>(address)) ? "LDS" : "memory", before.wave * 64 + before.lane,
-                before.workgroup, offset(before_place), now.wave * 64 + now.lane, now.workgroup, offset(now_place));
+                harness::is_lds(reinterpret_cast<void*>(address)) ? "LDS" : "memory", before.wave * harness::kWaveSize + before.lane,
+                before.workgroup, offset(before_place), now.wave * harness::kWaveSize + now.lane, now.workgroup, offset(now_place));
 }
 
 void touch(uintptr_t address, uint8_t bytes, bool write, bool atomic, const void* from, const harness::Moment& now) {

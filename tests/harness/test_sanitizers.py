@@ -3,7 +3,7 @@
 
 `sanitized`: ASan and UBSan, in heap blocks that end with the last live column's 16 bytes, and with every row's
 dead columns out of bounds. `races`: with the race detector of races.cpp. `fast-math`: a compiler that is told that
-there is no NaN.
+there is no NaN. `wave32`: waves of 32 lanes.
 """
 
 import os
@@ -47,3 +47,7 @@ def test_the_contract_with_fast_math(runs_on):
 
 def test_the_contract_without_a_race():
     assert run_contract("harness", "races") >= LEAST_CASES
+
+
+def test_the_contract_with_the_waves_of_sm_90():
+    assert run_contract("harness", "wave32") >= LEAST_CASES

@@ -26,12 +26,14 @@ FLAVOURS = {
     ],
     # Every access of the kernels calls a function of races.cpp; gcc's own runtime is not linked.
     "races": ["-O1", "-DHARNESS_RACES=1"],
+    # The waves of sm_90.
+    "wave32": ["-O2", "-DHARNESS_WAVE_SIZE=32"],
     # NaN is tested by bits: a compiler that is told that there is none changes nothing.
     "fast-math": ["-O2", "-ffast-math"],
 }
 _C = ["-std=c11", "-fPIC", "-g", "-Wall", "-Wextra", "-Werror"]
 _CXX = ["-std=c++20", "-fPIC", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:\w+\([^)]*\)\s*)*?(\w+_kernel)\s*\(')
+_KERNEL = re.compile(r"DSV41_KERNEL\([^)]*\)\s*void\s+(\w+)\s*\(")
 
 
 def unavailable():
