@@ -51,6 +51,12 @@ DSV41_CLONES static int64_t coarse_maxima(const uint32_t* fine, int64_t n, uint3
   return reaching;
 }
 
+DSV41_CLONES static int64_t above_minus_inf(const AnyBits* in, int64_t n) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += in[i] != 0xff800000u;
+  return count;
+}
+
 static void select_tile(const AnyBits* row, int64_t first, int64_t n, Best* best,
                         DenseScratch* scratch) {
   uint32_t *fine = scratch->fine, *coarse = scratch->coarse;
@@ -69,6 +75,8 @@ static void select_tile(const AnyBits* row, int64_t first, int64_t n, Best* best
     best_raise(best, dsv41_lower_bound(enough ? coarse : fine, enough ? coarse_groups : groups,
                                        DSV41_TOP_K, best->spare));
   }
+  /* Masked rows may hold enough values, but in fewer than 512 groups: then at least -inf is out. */
+  if (best->bound == 0 && above_minus_inf(row + first, n) >= DSV41_TOP_K) best_raise(best, 1);
   for (int64_t i = 0; i < coarse_groups; ++i) {
     if (coarse[i] < best->bound) continue;
     for (int64_t j = i * kPerCoarse; j < (i + 1) * kPerCoarse; ++j) {
