@@ -55,7 +55,7 @@ static const uint32_t kKeyNan = 0xff000002u;
 static const uint32_t kKeyZero = 0x7f800001u;
 
 DSV41_INLINE uint32_t raw_key(uint32_t bits) {
-  const uint32_t ordered = bits ^ ((uint32_t)((int32_t)bits >> 31) >> 1);
+  const uint32_t ordered = bits ^ ((uint32_t)((int32_t)bits >> 31) & 0x7fffffffu);
   return ordered - 0x807fffffu;
 }
 

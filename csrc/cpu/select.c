@@ -150,15 +150,6 @@ void dsv41_best_reduce(Best* best) {
   }
 }
 
-/* One bit per key that reaches the bound. A loop that compilers turn into a compare and a few
- * reductions. */
-DSV41_INLINE uint32_t reaching(const uint32_t* raw, uint32_t bound) {
-  uint32_t mask = 0;
-  DSV41_KEEP_LOOP
-  for (int i = 0; i < 16; ++i) mask |= (uint32_t)(raw[i] >= bound) << i;
-  return mask;
-}
-
 DSV41_CLONES void dsv41_best_add(Best* best, const uint32_t* raw, const int32_t* columns,
                                  int64_t first, int64_t n) {
   int64_t i = 0;
@@ -170,22 +161,6 @@ DSV41_CLONES void dsv41_best_add(Best* best, const uint32_t* raw, const int32_t*
     best_make_room(best);
   }
   for (; i < n; ++i) best_offer(best, raw[i], columns ? columns[i] : first + i);
-  best_make_room(best);
-}
-
-DSV41_CLONES void dsv41_best_add_row(Best* best, const AnyBits* row, int64_t first, int64_t last) {
-  uint32_t raw[16];
-  int64_t column = first;
-  for (; column + 16 <= last; column += 16) {
-    DSV41_KEEP_LOOP
-    for (int i = 0; i < 16; ++i) raw[i] = raw_key(row[column + i]);
-    for (uint32_t mask = reaching(raw, best->bound); mask; mask &= mask - 1) {
-      const int at = __builtin_ctz(mask);
-      best_offer(best, raw[at], column + at);
-    }
-    best_make_room(best);
-  }
-  for (; column < last; ++column) best_offer(best, raw_key(row[column]), column);
   best_make_room(best);
 }
 

@@ -57,8 +57,8 @@ DSV41_CLONES static int64_t above_minus_inf(const AnyBits* in, int64_t n) {
   return count;
 }
 
-static void select_tile(const AnyBits* row, int64_t first, int64_t n, Best* best,
-                        DenseScratch* scratch) {
+DSV41_CLONES static void select_tile(const AnyBits* row, int64_t first, int64_t n, Best* best,
+                                     DenseScratch* scratch) {
   uint32_t *fine = scratch->fine, *coarse = scratch->coarse;
   if (n <= kDirectCols) {
     raw_keys(row + first, n, fine);
@@ -81,10 +81,10 @@ static void select_tile(const AnyBits* row, int64_t first, int64_t n, Best* best
     if (coarse[i] < best->bound) continue;
     for (int64_t j = i * kPerCoarse; j < (i + 1) * kPerCoarse; ++j) {
       if (fine[j] >= best->bound)
-        dsv41_best_add_row(best, row, first + j * group, first + (j + 1) * group);
+        best_add_row(best, row, first + j * group, first + (j + 1) * group);
     }
   }
-  dsv41_best_add_row(best, row, first + groups * group, first + n);
+  best_add_row(best, row, first + groups * group, first + n);
 }
 
 static void select_dense(const void* args_pointer, int64_t row_index, int64_t first, int64_t last,
