@@ -39,6 +39,13 @@ DSV41_CLONES static void raw_keys(const AnyBits* in, int64_t n, uint32_t* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = raw_key(in[i]);
 }
 
+/* Into an empty Best that has room, and no bound to leave any out. */
+DSV41_CLONES static void add_all(Best* best, const uint32_t* raw, int64_t first, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) best->keys[i] = equal_key(raw[i]);
+  for (int64_t i = 0; i < n; ++i) best->columns[i] = (int32_t)(first + i);
+  best->count = n;
+}
+
 DSV41_CLONES static int64_t coarse_maxima(const uint32_t* fine, int64_t n, uint32_t* coarse,
                                           uint32_t bound) {
   int64_t reaching = 0;
@@ -63,7 +70,11 @@ DSV41_CLONES static void select_tile(const AnyBits* row, int64_t first, int64_t 
   if (n <= kDirectCols) {
     raw_keys(row + first, n, fine);
     best_raise(best, dsv41_lower_bound(fine, n, DSV41_TOP_K, best->spare));
-    dsv41_best_add(best, fine, NULL, first, n);
+    if (best->bound == 0 && best->count == 0 && n <= best->capacity) {
+      add_all(best, fine, first, n);
+    } else {
+      dsv41_best_add(best, fine, NULL, first, n);
+    }
     return;
   }
   const int64_t group = n <= 4 * kMaxGroups ? 4 : 16;
