@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The contract's order of values as unsigned integers: a larger key is a better value.
+ *
+ * -0 and +0 share a key, every NaN has the largest one, and no value has key 0, which stands for
+ * "not live".
+ */
+#ifndef DSV41TOPK_DEVICE_ORDER_H_
+#define DSV41TOPK_DEVICE_ORDER_H_
+
+#include "device/platform.h"
+
+namespace dsv41 {
+
+constexpr uint32_t kKeyNan = 0xffffffffu;
+constexpr uint32_t kKeyMinusInf = 0x007fffffu; /* of -inf */
+constexpr uint32_t kKeyNotLive = 0;
+
+/* The key of a value that is no NaN. */
+DSV41_INLINE uint32_t key_of_number(float value) {
+  uint32_t bits = float_bits(value);
+  uint32_t flip = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u;
+  uint32_t key = bits ^ flip;
+  return key == 0x7fffffffu ? 0x80000000u : key; /* -0 */
+}
+
+/* The key of any value. NaN is found by its bits. */
+DSV41_INLINE uint32_t key_of(float value) {
+  return (float_bits(value) & 0x7fffffffu) > 0x7f800000u ? kKeyNan : key_of_number(value);
+}
+
+}  // namespace dsv41
+
+#endif  // DSV41TOPK_DEVICE_ORDER_H_

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where a row ends (CONTRACT: end of row), and what a short row gets.
+ */
+#ifndef DSV41TOPK_DEVICE_ROW_H_
+#define DSV41TOPK_DEVICE_ROW_H_
+
+#include "abi.h"
+#include "device/platform.h"
+
+namespace dsv41 {
+
+/* The row's live columns, clamped to [0, width]. One load and one division a workgroup. */
+DSV41_INLINE int64_t row_end(const Dsv41Ends& ends, int row, int64_t width) {
+  int64_t end = ends.lens[row / ends.repeat];
+  if (ends.draft) end += row % ends.repeat - ends.repeat + 1;
+  return end < 0 ? 0 : end < width ? end : width;
+}
+
+/* A row of at most 512 live columns gets them all, whatever their values, then -1. Called by the
+ * whole workgroup. */
+DSV41_INLINE void write_short_row(int32_t* indices, int end, int threads) {
+  for (int i = thread_id(); i < DSV41_TOP_K; i += threads) indices[i] = i < end ? i : -1;
+}
+
+}  // namespace dsv41
+
+#endif  // DSV41TOPK_DEVICE_ROW_H_
