@@ -9,14 +9,15 @@ def pytest_addoption(parser):
     parser.addoption(
         "--backends",
         default="",
-        help=f"only these, with commas between ({', '.join(backends.NAMES)}); all that the machine has by default",
+        help=f"only these, with commas between, of {', '.join(backends.NAMES)}; by default all "
+        "that the machine has",
     )
     parser.addoption(
         "--flavour",
         default="plain",
         choices=sorted(harness.FLAVOURS),
-        help="how the backends native and harness are compiled; `sanitized` needs the environment of "
-        "helpers/harness.py (tests/harness/test_sanitizers.py sets it)",
+        help="how the backends native and harness are compiled; `sanitized` needs an environment "
+        "that tests/harness/test_sanitizers.py makes",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of logits by name. Every distribution is a function of (rng, rows, width) with a readable repr."""
+"""Rows of logits by name: functions of (rng, rows, width) with a readable repr."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 STEP_8K = Path(__file__).resolve().parent / "data" / "step_8k.npz"
 
 ENDS = (0, 1, 511, 512, 513)
-"""Ends at which a row changes its kind; tests add chunk +-1, the width, past it and negative ones."""
+"""Ends at which a row changes its kind; tests add chunk +-1, the width, past it, negative ones."""
 
 
 class Distribution:
@@ -25,13 +25,15 @@ class Distribution:
 
 
 def planted_cut(value, above, tied):
-    """Rows with exactly `above` values better than `value` and `tied` equal to it, at random columns."""
+    """Rows with `above` values better than `value` and `tied` equal to it, at random columns."""
 
     def draw(rng, rows, width):
         out = np.float32(value) - 1 - rng.random((rows, width), np.float32)
         for row in out:
             places = rng.permutation(width)[: above + tied]
-            row[places[:above]] = np.float32(value) + 1 + rng.random(len(places[:above]), np.float32)
+            row[places[:above]] = (
+                np.float32(value) + 1 + rng.random(len(places[:above]), np.float32)
+            )
             row[places[above:]] = value
         return out
 
@@ -62,7 +64,10 @@ def _model_like(rng, rows, width):
 def _raw_bits(rng, rows, width):
     """Every bit pattern: NaN of both signs, both zeros, subnormal values, infinities."""
     bits = rng.integers(0, 1 << 32, (rows, width), np.uint32)
-    odd = np.array([0x7FC00000, 0xFFC00001, 0x7F800001, 0, 1 << 31, 1, 0x80000001, 0x7F800000, 0xFF800000], np.uint32)
+    odd = np.array(
+        [0x7FC00000, 0xFFC00001, 0x7F800001, 0, 1 << 31, 1, 0x80000001, 0x7F800000, 0xFF800000],
+        np.uint32,
+    )
     pick = rng.random((rows, width)) < 0.1
     return np.where(pick, odd[rng.integers(0, len(odd), (rows, width))], bits).view(np.float32)
 
@@ -94,12 +99,15 @@ def _masked(rng, rows, width):
 
 
 def _real_text(rng, rows, width):
-    """Logits made from real text, end to end as often as the width asks, rows from different places."""
+    """Logits made from real text, end to end as the width asks, each row from elsewhere."""
     with np.load(STEP_8K) as step:
         text = step["logits"]
     out = np.empty((rows, width), np.float32)
     for r in range(rows):
-        long = np.tile(np.roll(text[r % len(text)], int(rng.integers(text.shape[1]))), width // text.shape[1] + 1)
+        long = np.tile(
+            np.roll(text[r % len(text)], int(rng.integers(text.shape[1]))),
+            width // text.shape[1] + 1,
+        )
         out[r] = long[:width]
     return out
 
@@ -122,7 +130,10 @@ DISTRIBUTIONS = [
     Distribution("inf_heavy", _inf_heavy),
     Distribution("all_equal", lambda g, r, w: np.full((r, w), 1.5, np.float32)),
     Distribution("all_minus_inf", lambda g, r, w: np.full((r, w), -np.inf, np.float32)),
-    Distribution("signed_zeros", lambda g, r, w: np.where(g.random((r, w)) < 0.5, np.float32(-0.0), np.float32(0))),
+    Distribution(
+        "signed_zeros",
+        lambda g, r, w: np.where(g.random((r, w)) < 0.5, np.float32(-0.0), np.float32(0)),
+    ),
     Distribution("ascending", lambda g, r, w: np.tile(np.arange(w, dtype=np.float32), (r, 1))),
     Distribution("descending", lambda g, r, w: -np.tile(np.arange(w, dtype=np.float32), (r, 1))),
     planted_cut(-0.9, above=511, tied=300),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an AMDGPU code object: its kernels, what registers and LDS they use, and an image to execute.
+"""Read an AMDGPU code object: its kernels, their registers and LDS, and an image to execute.
 
 Needs nothing but Python: the resource table of the tests and the emulator both start here.
 """

@@ -2,18 +2,18 @@
 """Execute gfx942 code objects on the CPU, and count what they execute.
 
 tinygrad's functional AMD emulator (its ``test/mockgpu/amd/emu.py``) turns each machine instruction
-into a small compiled function. This module is the driver around it: it loads a code object, lays out
-kernel arguments, registers, LDS and scratch, runs workgroups of 64-lane waves with real barriers, and
-counts wave-instructions by class.
+into a small compiled function. This module is the driver around it: it loads a code object, lays
+out kernel arguments, registers, LDS and scratch, runs workgroups of 64-lane waves with real
+barriers, and counts wave-instructions by class.
 
-Importing needs nothing. Running needs a checkout of the public repository tinygrad/tinygrad, named by
-the variable ``TINYGRAD``, and clang: `unavailable` says what is missing. No file of that checkout is
-changed; where its emulator is wrong or silent for compiler-made gfx942 code, `_patch` replaces the
-function at run time.
+Importing needs nothing. Running needs a checkout of the public repository tinygrad/tinygrad, named
+by the variable ``TINYGRAD``, and clang: `unavailable` says what is missing. No file of that
+checkout is changed; where its emulator is wrong or silent for compiler-made gfx942 code, `_patch`
+replaces the function at run time.
 
-What it is good for: results, interleavings and counts. What it is not: a clock. `Stats.clocks` is the
-issue bound of the counted instructions, with no latency in it. Calls between functions are not followed:
-kernels are one piece.
+What it is good for: results, interleavings and counts. What it is not: a clock. `Stats.clocks` is
+the issue bound of the counted instructions, with no latency in it. Calls between functions are not
+followed: kernels are one piece.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["CodeObject", "Kernel", "Stats", "unavailable"]
 
 WAVE = 64
 _SGPRS, _VGPRS = 260, 256
-# A generic pointer into LDS is (src_shared_base << 32) | offset. LDS is mapped at exactly such a host
-# address, so that flat instructions reach it with no check of the aperture.
+# A generic pointer into LDS is (src_shared_base << 32) | offset. LDS is mapped at exactly such a
+# host address, so that flat instructions reach it with no check of the aperture.
 _LDS_APERTURE = 0x2000
 _LDS_BASE = _LDS_APERTURE << 32
 _LDS_BYTES = 64 << 10
@@ -60,7 +60,8 @@ _NO_MEMORY, _LDS, _LDS_ATOMIC, _GLOBAL = range(4)
 
 CLASSES = [
     "valu", "valu_slow", "mfma", "salu", "smem", "ds_read", "ds_write", "ds_atomic", "ds_perm",
-    "vmem_load", "vmem_store", "vmem_atomic", "flat", "scratch", "branch", "waitcnt", "barrier", "other",
+    "vmem_load", "vmem_store", "vmem_atomic", "flat", "scratch", "branch", "waitcnt", "barrier",
+    "other",
 ]  # fmt: skip
 _QUARTER_RATE = re.compile(
     r"V_(RCP|RSQ|SQRT|EXP|LOG|SIN|COS|MUL_LO_U32|MUL_LO_I32|MUL_HI|MAD_U64|MAD_I64)"
@@ -137,7 +138,8 @@ def _patch(modules: SimpleNamespace) -> None:
 
     emu._INST_HANDLERS[cdna.MUBUF] = without_cache_control
 
-    # flat_* has no saddr on GFX9 (the field is 0), but the emulator reads it as "s[0:1] is the base".
+    # flat_* has no saddr on GFX9 (the field is 0), but the emulator reads it as "s[0:1] is the
+    # base".
     optional_field = emu._Ctx.optional_field
 
     def field(self: Any, inst: Any, name: str) -> Any:
@@ -146,8 +148,8 @@ def _patch(modules: SimpleNamespace) -> None:
 
     emu._Ctx.optional_field = field
 
-    # gfx942's FP8 and BF8 are the FNUZ formats (bias 8 and 16, 0x80 is NaN, no -0, no infinity); the
-    # emulator has the OCP formats of gfx950.
+    # gfx942's FP8 and BF8 are the FNUZ formats (bias 8 and 16, 0x80 is NaN, no -0, no infinity);
+    # the emulator has the OCP formats of gfx950.
     def decoder(mantissa: int, bias: int) -> Any:
         def decode(value: Any) -> Any:
             byte = value.cast(dtypes.uint32) & u32(0xFF)
@@ -175,7 +177,9 @@ def _patch(modules: SimpleNamespace) -> None:
             # Subnormal: adding 2^23 units of 2^(1-bias-mantissa) rounds to nearest even.
             one = u32(127 + 23 + (1 - bias - mantissa) << 23)
             total = size.bitcast(dtypes.float32) + one.bitcast(dtypes.float32)
-            code = (size < u32((127 - bias + 1) << 23)).where(total.bitcast(dtypes.uint32) - one, normal)
+            code = (size < u32((127 - bias + 1) << 23)).where(
+                total.bitcast(dtypes.uint32) - one, normal
+            )
             too_large = (size > u32(0x47FFFFFF)) | (code > u32(0x7F))
             signed = code.eq(u32(0)).where(u32(0), code | sign)
             return too_large.where(u32(0x80), signed).cast(dtypes.uint8)
@@ -253,8 +257,8 @@ def _engine() -> ctypes.CDLL:
 def _map_lds() -> None:
     """Map LDS at its aperture.
 
-    The 4 GiB behind it are reserved too: the emulator touches the LDS word of inactive lanes as well,
-    whose address registers can hold anything.
+    The 4 GiB behind it are reserved too: the emulator touches the LDS word of inactive lanes as
+    well, whose address registers can hold anything.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -281,7 +285,7 @@ def _aligned(shape: tuple[int, ...], dtype: type) -> np.ndarray:
 
 
 def _class_of(name: str) -> str:
-    """The class that a mnemonic is counted in."""
+    """Return the class that a mnemonic is counted in."""
     if name.startswith("V_"):
         if "MFMA" in name:
             return "mfma"
@@ -293,7 +297,11 @@ def _class_of(name: str) -> str:
             return "ds_read"
         return "ds_write" if re.match(r"DS_(WRITE|STORE)", name) else "ds_atomic"
     if name.startswith(("GLOBAL_", "BUFFER_")):
-        for word, kind in (("ATOMIC", "vmem_atomic"), ("STORE", "vmem_store"), ("LOAD", "vmem_load")):
+        for word, kind in (
+            ("ATOMIC", "vmem_atomic"),
+            ("STORE", "vmem_store"),
+            ("LOAD", "vmem_load"),
+        ):
             if word in name:
                 return kind
         return "other"
@@ -304,7 +312,10 @@ def _class_of(name: str) -> str:
         ("S_BARRIER", "barrier"),
         ("S_WAITCNT", "waitcnt"),
         (("S_BRANCH", "S_CBRANCH", "S_SETPC", "S_SWAPPC", "S_CALL", "S_ENDPGM"), "branch"),
-        (("S_NOP", "S_SLEEP", "S_SETPRIO", "S_SENDMSG", "S_TRAP", "S_ICACHE", "S_SETHALT"), "other"),
+        (
+            ("S_NOP", "S_SLEEP", "S_SETPRIO", "S_SENDMSG", "S_TRAP", "S_ICACHE", "S_SETHALT"),
+            "other",
+        ),
     ):
         if name.startswith(start):
             return kind
@@ -354,7 +365,8 @@ class CodeObject:
         file = CodeObjectFile(data)
         if file.mach != GFX942:
             raise ValueError(f"the code object is for {file.target or hex(file.mach)}, not gfx942")
-        # Address 0 of the code object lies at `base`. The emulator reads a few bytes past an instruction.
+        # Address 0 of the code object lies at `base`. The emulator reads a few bytes past an
+        # instruction.
         self._map = mmap.mmap(-1, file.image_bytes + 4096)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         file.load(memoryview(self._map), self.base)
@@ -367,7 +379,7 @@ class CodeObject:
         self.kernels = {name: Kernel(self, entry) for name, entry in file.kernels.items()}
 
     def __getitem__(self, name: str) -> Kernel:
-        """The kernel of that name."""
+        """Return the kernel of that name."""
         return self.kernels[name]
 
     def bytes_at(self, offset: int, count: int) -> bytes:
@@ -412,7 +424,12 @@ class CodeObject:
             op.sreg, op.areg = low & 255, low >> 8 & 15
         elif name in ("DS_BPERMUTE_B32", "DS_PERMUTE_B32"):
             op.kind = _BPERMUTE if name == "DS_BPERMUTE_B32" else _PERMUTE
-            op.areg, op.data, op.sreg, op.offset = high & 255, high >> 8 & 255, high >> 24, low & 0xFFFF
+            op.areg, op.data, op.sreg, op.offset = (
+                high & 255,
+                high >> 8 & 255,
+                high >> 24,
+                low & 0xFFFF,
+            )
         else:
             return False
         return True
@@ -421,14 +438,16 @@ class CodeObject:
         emu = _tinygrad().emu
         at = pc
         if "DPP" in type(inst).__name__:
-            # The emulator reads and writes lane by lane, so a destination that is also the swizzled source
-            # would be read after it was written; it also lacks row_bcast and row_newbcast, and writes lanes
-            # that DPP disables. So the same instruction without DPP runs on v255, where the engine has put
-            # the swizzled source.
+            # The emulator reads and writes lane by lane, so a destination that is also the swizzled
+            # source would be read after it was written; it also lacks row_bcast and row_newbcast,
+            # and writes lanes that DPP disables. So the same instruction without DPP runs on v255,
+            # where the engine has put the swizzled source.
             plain = low & ~0x1FF | 0x1FF
             if high >> 22 & 3:
                 plain = plain & ~(255 << 9) | 254 << 9
-            block = ctypes.create_string_buffer(struct.pack("<II", plain, 0xBF810000) + bytes(32), 64)
+            block = ctypes.create_string_buffer(
+                struct.pack("<II", plain, 0xBF810000) + bytes(32), 64
+            )
             self._keep.append(block)
             at = ctypes.addressof(block)
             op.kind, op.alternative, op.areg = _DPP, at, low >> 9 & 255
@@ -466,8 +485,8 @@ class Stats:
     Attributes
     ----------
     count, lanes, extra : uint64 [waves, dwords of the kernel]
-        Executions of the instruction in that dword by that wave of a workgroup; their active lanes; LDS
-        passes or 128-byte lines of memory. Summed over workgroups.
+        Executions of the instruction in that dword by that wave of a workgroup; their active lanes;
+        LDS passes or 128-byte lines of memory. Summed over workgroups.
     slowest : int
         The largest bound in clocks of one workgroup; 0 when it was not measured.
     """
@@ -517,10 +536,11 @@ class Stats:
     def bounds(self) -> dict[str, int]:
         """Lower bounds in clocks for one workgroup alone on a compute unit, the mean of the launch.
 
-        A compute unit has 4 SIMDs of 16 lanes, and wave w runs on SIMD w % 4. A SIMD gets an issue turn
-        every 4 clocks, and in a turn starts at most one instruction of each kind, each from another of its
-        waves. VALU: 4 clocks a wave-instruction, 16 for those of quarter rate; MFMA is left out. LDS: a
-        clock a pass, shared by the SIMDs. wave: an instruction a turn, the longest wave. No latencies.
+        A compute unit has 4 SIMDs of 16 lanes, and wave w runs on SIMD w % 4. A SIMD gets an issue
+        turn every 4 clocks, and in a turn starts at most one instruction of each kind, each from
+        another of its waves. VALU: 4 clocks a wave-instruction, 16 for those of quarter rate; MFMA
+        is left out. LDS: a clock a pass, shared by the SIMDs. wave: an instruction a turn, the
+        longest wave. No latencies.
         """
         count, extra = self.by_class(), self.by_class(self.extra)
 
@@ -542,7 +562,7 @@ class Stats:
         return passes + 2 * int(count["ds_perm"].sum()) + 4 * int(count["flat"].sum())
 
     def clocks(self, compute_units: int = 304) -> int:
-        """Return the bound of the launch: its slowest workgroup, or all of them shared out, if that is more."""
+        """Return the launch's bound: its slowest workgroup, or all shared out, if that is more."""
         count, extra = self.by_class(), self.by_class(self.extra)
         shared = max(
             int((count["valu"] + 4 * count["valu_slow"]).sum()),
@@ -553,30 +573,34 @@ class Stats:
         return max(self.slowest or max(self.bounds().values()), round(shared / compute_units))
 
     def table(self) -> str:
-        """The counts by class, for people."""
+        """Return the counts by class, for people."""
         count, lanes, extra = self.by_class(), self.by_class(self.lanes), self.by_class(self.extra)
         lines = [
-            f"{self.workgroups} workgroups of {self.waves} waves, {self.wave_instructions:,} wave-instructions, "
-            f"bounds {self.bounds()}, {self.seconds:.2f} s and {self.compile_seconds:.1f} s of compiling",
-            f"  {'class':12s} {'total':>10s} {'a workgroup':>12s} {'a wave':>10s} {'lanes':>6s} {'passes, lines':>14s}",
+            f"{self.workgroups} workgroups of {self.waves} waves, {self.wave_instructions:,} "
+            f"wave-instructions, bounds {self.bounds()}, {self.seconds:.2f} s and "
+            f"{self.compile_seconds:.1f} s of compiling",
+            f"  {'class':12s} {'total':>10s} {'a workgroup':>12s} {'a wave':>10s} {'lanes':>6s} "
+            f"{'passes, lines':>14s}",
         ]
         for name in CLASSES:
             total = int(count[name].sum())
             if total:
                 lines.append(
                     f"  {name:12s} {total:10d} {total / self.workgroups:12.1f} "
-                    f"{total / self.workgroups / self.waves:10.1f} {lanes[name].sum() / total:6.1f} "
+                    f"{total / self.workgroups / self.waves:10.1f} "
+                    f"{lanes[name].sum() / total:6.1f} "
                     f"{int(extra[name].sum()) or '':>14}"
                 )
         return "\n".join(lines)
 
     def hottest(self, count: int = 40) -> list[str]:
-        """The most executed instructions in the order of the code, with the mean of their active lanes."""
+        """Return the most executed instructions as the code has them, with their active lanes."""
         totals = self.count.sum(0).astype(np.int64)
         first = self._kernel.first_dword
         return [
             f"{4 * (first + int(dword)):#07x} {totals[dword]:9d}  lanes "
-            f"{float(self.lanes[:, dword].sum()) / totals[dword]:5.1f}  {self._kernel.mnemonic(int(dword)).lower()}"
+            f"{float(self.lanes[:, dword].sum()) / totals[dword]:5.1f}  "
+            f"{self._kernel.mnemonic(int(dword)).lower()}"
             for dword in sorted(np.argsort(-totals)[:count])
             if totals[dword]
         ]
@@ -603,7 +627,7 @@ class Kernel:
         self._preload_count, self._preload_from = preload & 127, preload >> 7
 
     def mnemonic(self, dword: int) -> str:
-        """The instruction at a dword of the kernel's code, once it has run."""
+        """Return the instruction at a dword of the kernel's code, once it has run."""
         return self._code.names[self.first_dword + dword]
 
     def class_matrix(self) -> np.ndarray:
@@ -654,8 +678,10 @@ class Kernel:
             raise ValueError(f"{self.name}: too many arguments")
         return buffer
 
-    def _scalars(self, kernargs: Any, grid: Sequence[int], block: Sequence[int], lds: int) -> tuple[Any, int]:
-        """Scalar registers that every wave starts with, and where the workgroup's numbers follow."""
+    def _scalars(
+        self, kernargs: Any, grid: Sequence[int], block: Sequence[int], lds: int
+    ) -> tuple[Any, int]:
+        """Return what every wave's scalars start as, and where the workgroup's numbers follow."""
         emu = _tinygrad().emu
         scalars = np.zeros(_SGPRS, np.uint32)
         scalars[128:193] = np.arange(65)
@@ -712,7 +738,8 @@ class Kernel:
         seed : int, optional
             Shuffle workgroups and waves, and start vector registers as dirt. Without it: ascending.
         quantum : int
-            Interleave the waves: 1 to this many instructions at a time. 0: a wave runs to its barrier.
+            Interleave the waves: 1 to this many instructions at a time. 0: a wave runs to its
+            barrier.
         measure : bool
             Count LDS passes, memory lines and the slowest workgroup too, which costs time.
         limit : int
@@ -728,7 +755,9 @@ class Kernel:
         code, engine = self._code, _engine()
         threads = math.prod(block)
         if not 0 < threads <= self.resources["max_threads"]:
-            raise ValueError(f"{self.name}: {threads} lanes, the kernel allows {self.resources['max_threads']}")
+            raise ValueError(
+                f"{self.name}: {threads} lanes, the kernel allows {self.resources['max_threads']}"
+            )
         lds = self._lds + dynamic_lds
         if lds > _LDS_BYTES:
             raise ValueError(f"{self.name}: {lds} bytes of LDS")
@@ -744,13 +773,16 @@ class Kernel:
             random.shuffle(workgroups)
         stats = Stats(self, waves, len(workgroups))
         counted = Stats(self, waves, 1) if measure else stats
-        sgpr, vgpr, accumulators = (_aligned((waves, n), np.uint32) for n in (_SGPRS, _VGPRS * WAVE, _VGPRS * WAVE))
+        sgpr, vgpr, accumulators = (
+            _aligned((waves, n), np.uint32) for n in (_SGPRS, _VGPRS * WAVE, _VGPRS * WAVE)
+        )
         scratch = _aligned((waves, max(self._scratch * WAVE, 64)), np.uint8)
         table = (_Wave * waves)()
         for w, wave in enumerate(table):
             wave.sgpr, wave.vgpr = sgpr[w].ctypes.data, vgpr[w].ctypes.data
             wave.bufs[:] = [
-                wave.sgpr, wave.vgpr, 0, _LDS_BASE, scratch[w].ctypes.data, accumulators[w].ctypes.data
+                wave.sgpr, wave.vgpr, 0, _LDS_BASE, scratch[w].ctypes.data,
+                accumulators[w].ctypes.data
             ]  # fmt: skip
             # The engine counts by dword of the image, of which the kernel is a part.
             wave.count, wave.lanes, wave.extra = (
@@ -758,7 +790,11 @@ class Kernel:
                 for numbers in (counted.count, counted.lanes, counted.extra)
             )
         image = _Image(
-            ctypes.addressof(code.ops), code.base, self.first_dword, self.first_dword + self.dwords, measure
+            ctypes.addressof(code.ops),
+            code.base,
+            self.first_dword,
+            self.first_dword + self.dwords,
+            measure,
         )
         start, compiled = time.perf_counter(), code.compile_seconds
         state = ctypes.c_uint64(int(random.integers(2**63)))
@@ -768,13 +804,20 @@ class Kernel:
             ctypes.memset(_LDS_BASE, 0xA5 if seed is None else dirt & 255, _LDS_BYTES)
             ids = np.array([workgroup[axis] for axis in enabled], np.uint32)
             engine.start_waves(
-                table, waves, threads, scalars.ctypes.data, first_id, ids.ctypes.data, len(ids), dirt
+                table,
+                waves,
+                threads,
+                scalars.ctypes.data,
+                first_id,
+                ids.ctypes.data,
+                len(ids),
+                dirt,
             )
             ran = ctypes.c_uint64(0)
             while True:
                 result = engine.run_waves(
-                    table, waves, ctypes.byref(image), ctypes.byref(state), quantum, seed is not None,
-                    limit, ctypes.byref(ran), ctypes.byref(which),
+                    table, waves, ctypes.byref(image), ctypes.byref(state), quantum, seed is not
+                    None, limit, ctypes.byref(ran), ctypes.byref(which),
                 )  # fmt: skip
                 if result == _END:
                     if measure:
@@ -783,9 +826,13 @@ class Kernel:
                     break
                 pc = int(sgpr[which.value, 256]) | int(sgpr[which.value, 257]) << 32
                 if result != _COMPILE:
-                    reason = {_BUDGET: f"more than {limit:,} instructions", _BAD_PC: "a jump out of the kernel"}
+                    reason = {
+                        _BUDGET: f"more than {limit:,} instructions",
+                        _BAD_PC: "a jump out of the kernel",
+                    }
                     raise RuntimeError(
-                        f"{self.name}: workgroup {workgroup}, wave {which.value}, offset {pc - code.base:#x}, "
+                        f"{self.name}: workgroup {workgroup}, wave {which.value}, "
+                        f"offset {pc - code.base:#x}, "
                         f"seed {seed}: {reason.get(result, 'GPR indexing that is not emulated')}"
                     )
                 code.compile_at(pc)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A filling of the launchers' runtime table (`Dsv41Runtime` of csrc/abi.h) that executes machine code.
+"""A filling of the launchers' runtime table (csrc/abi.h) that executes machine code.
 
-``launch`` runs a gfx942 kernel to its end in the emulator before it returns, so streams mean nothing and
-memory is the host's: a call on CPU tensors goes the whole way through the launchers.
+``launch`` runs a gfx942 kernel to its end in the emulator before it returns, so streams mean
+nothing and memory is the host's: a call on CPU tensors goes the whole way through the launchers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class EmulatorRuntime:
             self._recorded = before
 
     def _guarded(self, function: Callable[..., int]) -> Callable[..., int]:
-        """An exception must not leave a callback: its text becomes the error's."""
+        """Let no exception leave a callback: its text becomes the error's."""
 
         def call(*args: Any) -> int:
             try:
@@ -153,8 +153,8 @@ class EmulatorRuntime:
         args = [ctypes.string_at(params[i], size) for i, size in enumerate(kernel.argument_bytes)]
         self.launches += 1
         stats = kernel.launch(
-            (gx, gy, gz), (bx, by, bz), args, dynamic_lds=lds, quantum=self.quantum, measure=self.measure,
-            seed=None if self.seed is None else self.seed + self.launches,
+            (gx, gy, gz), (bx, by, bz), args, dynamic_lds=lds, quantum=self.quantum,
+            measure=self.measure, seed=None if self.seed is None else self.seed + self.launches,
         )  # fmt: skip
         if self._recorded is not None:
             self._recorded.append(Launch(kernel.name, (gx, gy, gz), bx * by * bz, stats))

@@ -32,18 +32,24 @@ def test_ends(backend, width, slots):
     check_candidate_blocks(backend, values, ends, slots, what=what, stride=-(-width // 4) * 4)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128, 1000, 20_003, 50_000])
+@pytest.mark.parametrize(
+    "block_size", [1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128, 1000, 20_003, 50_000]
+)
 def test_block_sizes(backend, block_size):
     what = ("blocks", block_size)
     values = inputs.HALF_INTEGERS(np.random.default_rng(seed_of(what)), 3, 20_003)
-    check_candidate_blocks(backend, values, lens_of(20_003, 20_000, 777), 512, block_size, what=what)
+    check_candidate_blocks(
+        backend, values, lens_of(20_003, 20_000, 777), 512, block_size, what=what
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 511, 512, 513, 2047, 2048, 2049, 4096, 6000])
 def test_slots(backend, slots):
     """As many blocks as asked for, whether the row has them or not."""
     values = inputs.HALF_INTEGERS(np.random.default_rng(slots), 2, 40_000)
-    check_candidate_blocks(backend, values, lens_of(40_000, 9_000), slots, what=("slots", slots), out_stride=slots + 5)
+    check_candidate_blocks(
+        backend, values, lens_of(40_000, 9_000), slots, what=("slots", slots), out_stride=slots + 5
+    )
 
 
 @pytest.mark.parametrize("row_repeat", range(1, 9))
@@ -64,7 +70,9 @@ def test_blocks_of_minus_inf_are_no_candidates(backend):
 
 
 def test_no_rows(backend):
-    check_candidate_blocks(backend, np.empty((0, 4096), np.float32), lens_of(), 2048, what="no rows")
+    check_candidate_blocks(
+        backend, np.empty((0, 4096), np.float32), lens_of(), 2048, what="no rows"
+    )
 
 
 @pytest.mark.parametrize(("offset", "stride"), [(1, 20_000), (2, 20_002), (3, 20_003), (0, 20_001)])
@@ -73,7 +81,9 @@ def test_rows_that_are_not_aligned(backend, offset, stride, block_size):
     what = ("unaligned", offset, stride, block_size)
     values = inputs.HALF_INTEGERS(np.random.default_rng(seed_of(what)), 3, 19_999)
     ends = lens_of(19_999, 19_994, 19_990)
-    check_candidate_blocks(backend, values, ends, 2048, block_size, what=what, offset=offset, stride=stride)
+    check_candidate_blocks(
+        backend, values, ends, 2048, block_size, what=what, offset=offset, stride=stride
+    )
 
 
 @pytest.mark.parametrize("distribution", inputs.USUAL, ids=repr)
@@ -81,7 +91,9 @@ def test_rows_that_are_not_aligned(backend, offset, stride, block_size):
 def test_long_rows(backend, distribution, width):
     what = ("long", distribution, width)
     values = distribution(np.random.default_rng(seed_of(what)), 2, width)
-    check_candidate_blocks(backend, values, lens_of(width, width - 3), 2048, what=what, stride=-(-width // 4) * 4)
+    check_candidate_blocks(
+        backend, values, lens_of(width, width - 3), 2048, what=what, stride=-(-width // 4) * 4
+    )
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
@@ -95,4 +107,6 @@ def test_any_row(backend, data):
     few = np.array([np.nan, np.inf, -np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32)
     values = few[np.minimum(rng.integers(0, 40, (2, width)), 6)]
     lens = rng.integers(-2, width + 9, 2, dtype=np.int32)
-    check_candidate_blocks(backend, values, lens, slots, block_size, what=(seed, width, block_size, slots))
+    check_candidate_blocks(
+        backend, values, lens, slots, block_size, what=(seed, width, block_size, slots)
+    )

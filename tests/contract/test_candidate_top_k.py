@@ -53,7 +53,9 @@ def test_gaps_duplicates_and_ids_out_of_range(backend, distribution):
     rng = np.random.default_rng(seed_of(what))
     values = distribution(rng, 4, 30_000)
     candidates = spoiled(rng, some_blocks(rng, 4, 30_000, 1024), 30_000)
-    check_candidate_top_k(backend, values, lens_of(30_000, 29_993, 600, 15_001), candidates, what=what)
+    check_candidate_top_k(
+        backend, values, lens_of(30_000, 29_993, 600, 15_001), candidates, what=what
+    )
 
 
 @pytest.mark.parametrize("width", [513, 16_384, 16_390])
@@ -63,7 +65,9 @@ def test_ends(backend, width):
     rng = np.random.default_rng(width)
     values = inputs.NORMAL(rng, len(ends), width)
     candidates = some_blocks(rng, len(ends), width, 2048)
-    check_candidate_top_k(backend, values, ends, candidates, what=("ends", width), stride=-(-width // 4) * 4)
+    check_candidate_top_k(
+        backend, values, ends, candidates, what=("ends", width), stride=-(-width // 4) * 4
+    )
 
 
 @pytest.mark.parametrize("live", [0, 1, 63, 64, 65])
@@ -75,11 +79,14 @@ def test_fewer_than_512_live_candidates(backend, live):
     for row in candidates:
         row[rng.permutation(100)[:live]] = np.sort(rng.permutation(999)[:live])
     candidates[2, -1] = 999  # columns 7992 to 7999, of which 3 are live
-    check_candidate_top_k(backend, values, lens_of(8000, 8000, 7995), candidates, what=("few", live))
+    check_candidate_top_k(
+        backend, values, lens_of(8000, 8000, 7995), candidates, what=("few", live)
+    )
 
 
 @pytest.mark.parametrize(
-    ("block_size", "slots"), [(1, 513), (1, 4096), (2, 300), (3, 2048), (8, 65), (8, 4096), (16, 2048), (64, 512), (600, 1)]
+    ("block_size", "slots"),
+    [(1, 513), (1, 4096), (2, 300), (3, 2048), (8, 65), (8, 4096), (16, 2048), (64, 512), (600, 1)],
 )
 def test_block_sizes(backend, block_size, slots):
     what = ("blocks", block_size, slots)
@@ -101,7 +108,9 @@ def test_more_candidates_than_one_workgroup_holds(backend, block_size, slots):
     values = inputs.HALF_INTEGERS(rng, 2, width)
     candidates = some_blocks(rng, 2, width, slots, block_size)
     candidates[1] = spoiled(rng, candidates[1:2], width, block_size)[0]
-    check_candidate_top_k(backend, values, lens_of(width, width - 3), candidates, block_size, what=what)
+    check_candidate_top_k(
+        backend, values, lens_of(width, width - 3), candidates, block_size, what=what
+    )
 
 
 @pytest.mark.parametrize("next_n", range(1, 9))
@@ -133,7 +142,16 @@ def test_rows_that_are_not_aligned(backend, offset, stride):
     values = inputs.HALF_INTEGERS(rng, 3, 19_999)
     candidates = some_blocks(rng, 3, 19_999, 2048)
     ends = lens_of(19_999, 19_995, 19_990)
-    check_candidate_top_k(backend, values, ends, candidates, what=what, offset=offset, stride=stride, indices_stride=700)
+    check_candidate_top_k(
+        backend,
+        values,
+        ends,
+        candidates,
+        what=what,
+        offset=offset,
+        stride=stride,
+        indices_stride=700,
+    )
 
 
 @pytest.mark.parametrize("distribution", inputs.USUAL, ids=repr)
@@ -156,7 +174,11 @@ def test_any_list(backend, data):
     slots = data.draw(st.integers(512 // block_size + 1, 1200), "slots")
     seed = data.draw(st.integers(0, 2**32 - 1), "seed")
     rng = np.random.default_rng(seed)
-    values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32)[rng.integers(0, 6, (2, width))]
+    values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32)[
+        rng.integers(0, 6, (2, width))
+    ]
     candidates = rng.integers(-3, -(-width // block_size) + 3, (2, slots), dtype=np.int32)
     lens = rng.integers(500, width + 9, 2, dtype=np.int32)
-    check_candidate_top_k(backend, values, lens, candidates, block_size, what=(seed, width, block_size, slots))
+    check_candidate_top_k(
+        backend, values, lens, candidates, block_size, what=(seed, width, block_size, slots)
+    )

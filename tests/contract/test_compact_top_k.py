@@ -21,7 +21,7 @@ def lens_of(*ends):
 
 
 def gathered(rng, distribution, ends, n, dead=0.05, shuffled=False):
-    """Rows of `n` slots: values, and the ids of random columns below each end; -1 and -inf where not live."""
+    """Rows of `n` slots: values, and ids of random columns below each end; -1 and -inf if dead."""
     values = distribution(rng, len(ends), n)
     ids = np.full((len(ends), n), -1, np.int32)
     for row, end in zip(ids, ends, strict=True):
@@ -59,7 +59,9 @@ def test_ends(backend, registers):
 def test_ids_in_any_order(backend, registers):
     """Of equal values the lowest id wins; chosen ones stay in slot order."""
     ends = lens_of(9000, 9000, 9000)
-    values, ids = gathered(np.random.default_rng(2), inputs.HALF_INTEGERS, ends, 4096, shuffled=True)
+    values, ids = gathered(
+        np.random.default_rng(2), inputs.HALF_INTEGERS, ends, 4096, shuffled=True
+    )
     check_compact_top_k(backend, values, ids, ends, what="any order", registers=registers)
 
 
@@ -71,7 +73,9 @@ def test_few_live_slots(backend, live, registers):
     for row in ids:
         row[np.sort(rng.permutation(2048)[:live])] = np.sort(rng.permutation(10_000)[:live])
     values = np.where(ids < 0, np.float32(-np.inf), inputs.MASKED(rng, 2, 2048))
-    check_compact_top_k(backend, values, ids, lens_of(10_000, 10_000), what=("few", live), registers=registers)
+    check_compact_top_k(
+        backend, values, ids, lens_of(10_000, 10_000), what=("few", live), registers=registers
+    )
 
 
 @pytest.mark.parametrize("next_n", range(1, 9))
@@ -80,18 +84,24 @@ def test_draft_rows_of_a_request(backend, next_n, registers):
     rng = np.random.default_rng(next_n)
     ends = np.repeat(lens, next_n) - next_n + 1 + np.tile(np.arange(next_n), len(lens))
     values, ids = gathered(rng, inputs.NORMAL, ends, 1024)
-    check_compact_top_k(backend, values, ids, lens, next_n, what=("draft", next_n), registers=registers)
+    check_compact_top_k(
+        backend, values, ids, lens, next_n, what=("draft", next_n), registers=registers
+    )
 
 
 def test_one_length_a_row(backend, registers):
     lens = np.random.default_rng(3).integers(-5, 3000, (4, 3), dtype=np.int32)
     values, ids = gathered(np.random.default_rng(4), inputs.NORMAL, lens.reshape(-1), 1024)
-    check_compact_top_k(backend, values, ids, lens, 3, what="2-D", registers=registers, indices_stride=600)
+    check_compact_top_k(
+        backend, values, ids, lens, 3, what="2-D", registers=registers, indices_stride=600
+    )
 
 
 def test_no_rows(backend, registers):
     empty = np.empty((0, 1024), np.float32)
-    check_compact_top_k(backend, empty, empty.astype(np.int32), lens_of(), what="no rows", registers=registers)
+    check_compact_top_k(
+        backend, empty, empty.astype(np.int32), lens_of(), what="no rows", registers=registers
+    )
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
@@ -103,6 +113,8 @@ def test_any_row(backend, data):
     rng = np.random.default_rng(seed)
     few = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32)
     ends = rng.integers(513, 5000, 2, dtype=np.int32)
-    _, ids = gathered(rng, inputs.NORMAL, ends, n, dead=rng.random(), shuffled=bool(rng.integers(2)))
+    _, ids = gathered(
+        rng, inputs.NORMAL, ends, n, dead=rng.random(), shuffled=bool(rng.integers(2))
+    )
     values = np.where(ids < 0, np.float32(-np.inf), few[rng.integers(0, 6, ids.shape)])
     check_compact_top_k(backend, values, ids, ends, what=(seed, n), registers=registers)

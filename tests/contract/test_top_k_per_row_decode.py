@@ -38,7 +38,9 @@ def test_ends(backend, width, options):
     ends = {*inputs.ENDS, 16383, 16384, 16385, width - 1, width, width + 1, 2**31 - 1, -1, -(2**31)}
     ends = lens_of(*sorted(ends))
     values = inputs.NORMAL(np.random.default_rng(width), len(ends), width)
-    check_top_k(backend, values, ends, what=("ends", width), stride=-(-width // 4) * 4, options=options)
+    check_top_k(
+        backend, values, ends, what=("ends", width), stride=-(-width // 4) * 4, options=options
+    )
 
 
 @pytest.mark.parametrize("next_n", range(1, 9))
@@ -60,7 +62,9 @@ def test_one_length_a_row(backend, next_n, options):
 
 
 def test_no_rows(backend, options):
-    check_top_k(backend, np.empty((0, 4096), np.float32), lens_of(), what="no rows", options=options)
+    check_top_k(
+        backend, np.empty((0, 4096), np.float32), lens_of(), what="no rows", options=options
+    )
 
 
 @pytest.mark.parametrize(("offset", "stride"), [(1, 20_000), (2, 20_002), (3, 20_003), (0, 20_001)])
@@ -68,7 +72,15 @@ def test_no_rows(backend, options):
 def test_rows_that_are_not_aligned(backend, offset, stride, end, options):
     what = ("unaligned", offset, stride, end)
     values = inputs.HALF_INTEGERS(np.random.default_rng(seed_of(what)), 3, 19_999)
-    check_top_k(backend, values, lens_of(end, end, end), what=what, offset=offset, stride=stride, options=options)
+    check_top_k(
+        backend,
+        values,
+        lens_of(end, end, end),
+        what=what,
+        offset=offset,
+        stride=stride,
+        options=options,
+    )
 
 
 @pytest.mark.parametrize("indices_stride", [513, 640, 2048])
@@ -77,7 +89,12 @@ def test_indices_in_a_wider_buffer(backend, indices_stride, options):
     values = inputs.NORMAL(np.random.default_rng(indices_stride), 5, 4096)
     ends = lens_of(4096, 100, 0, 513, 4000)
     check_top_k(
-        backend, values, ends, what=("indices", indices_stride), indices_stride=indices_stride, options=options
+        backend,
+        values,
+        ends,
+        what=("indices", indices_stride),
+        indices_stride=indices_stride,
+        options=options,
     )
 
 
@@ -100,7 +117,7 @@ def test_long_rows(backend, distribution, width, options):
 
 @pytest.mark.parametrize("end", [0, 513, 2048, 16_384, 16_385, 131_073])
 def test_short_rows_in_the_widest_buffer(backend, end, options):
-    """The split follows the live length: production's buffers are 2^20 wide whatever the context."""
+    """The split follows the live length: buffers are 2^20 wide whatever the context."""
     values = np.full((2, 1 << 20), np.nan, np.float32)
     values[:, :end] = inputs.REAL_TEXT(np.random.default_rng(end), 2, max(end, 1))[:, :end]
     check_top_k(backend, values, lens_of(end, end), what=("widest", end), options=options)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resource table of the kernels: what the compiler recorded, and what is checked in.
 
-    python tests/gfx942/resources.py            prints the table of these sources beside the checked-in one
-    python tests/gfx942/resources.py --write    makes it the checked-in one (to be reviewed as any other edit)
+python tests/gfx942/resources.py            prints the table of these sources beside the checked-in
+one python tests/gfx942/resources.py --write    makes it the checked-in one (to be reviewed as any
+other edit)
 """
 
 import json
@@ -18,7 +19,16 @@ from helpers import gfx942  # noqa: E402
 from dsv41topk.bench.code_object import CodeObjectFile  # noqa: E402
 
 TABLE = Path(__file__).with_name("resources.json")
-COLUMNS = ["vgprs", "agprs", "sgprs", "lds_bytes", "scratch_bytes", "vgpr_spills", "sgpr_spills", "max_threads"]
+COLUMNS = [
+    "vgprs",
+    "agprs",
+    "sgprs",
+    "lds_bytes",
+    "scratch_bytes",
+    "vgpr_spills",
+    "sgpr_spills",
+    "max_threads",
+]
 
 
 def compiler_name():
@@ -50,7 +60,8 @@ def main():
     for name, entry in now.items():
         was = before.get(name, {})
         cells = [
-            f"{entry[c]}" if was.get(c, entry[c]) == entry[c] else f"{was[c]} -> {entry[c]}" for c in COLUMNS
+            f"{entry[c]}" if was.get(c, entry[c]) == entry[c] else f"{was[c]} -> {entry[c]}"
+            for c in COLUMNS
         ]
         print(f"{name:32s}" + "".join(f"{cell:>15s}" for cell in cells) + ("" if was else "  new"))
     for name in sorted(set(before) - set(now)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rung 4: the kernels compile for gfx942 without a warning, and use no more than the checked-in table says."""
+"""Rung 4: the kernels compile for gfx942 without a warning, and use what the table says."""
 
 import pytest
 import resources
@@ -41,5 +41,6 @@ def test_the_table_is_the_checked_in_one(kernels):
     table = resources.checked_in()
     if resources.compiler_name() != table["compiler"]:
         pytest.skip(f"the table is for {table['compiler']}, this is {resources.compiler_name()}")
-    # Made by `python tests/gfx942/resources.py --write`; a rise in registers or LDS wants a reviewer.
+    # Made by `python tests/gfx942/resources.py --write`; a rise in registers or LDS wants a
+    # reviewer.
     assert kernels == table["kernels"]

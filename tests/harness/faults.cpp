@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels with known faults, one each: the harness is worth what it finds (test_harness.py). Not part of the product.
+// Kernels with known faults, one each: the harness is worth what it finds (test_harness.py). Not
+// part of the product.
 
 #include "platform_host.h"
 
@@ -18,13 +19,16 @@ struct SharedSum {
 // Right: the sum of all thread numbers, over waves and then over the workgroup.
 DSV41_KERNEL(1024) void harness_right_kernel(FaultArgs args) {
   __shared__ SharedSum lds;
-  const uint64_t* values = harness::exchange(harness::place.thread, "exchange", {__FILE__, __LINE__});
+  const uint64_t* values =
+      harness::exchange(harness::place.thread, "exchange", {__FILE__, __LINE__});
   int32_t sum = 0;
   for (unsigned i = 0; i < harness::kWaveSize; i++) sum += static_cast<int32_t>(values[i]);
-  if (harness::place.thread % harness::kWaveSize == 0) lds.of_wave[harness::place.thread / harness::kWaveSize] = sum;
+  if (harness::place.thread % harness::kWaveSize == 0)
+    lds.of_wave[harness::place.thread / harness::kWaveSize] = sum;
   harness::barrier({__FILE__, __LINE__});
   int32_t total = 0;
-  for (unsigned i = 0; i < harness::place.threads / harness::kWaveSize; i++) total += lds.of_wave[i];
+  for (unsigned i = 0; i < harness::place.threads / harness::kWaveSize; i++)
+    total += lds.of_wave[i];
   args.out[harness::place.thread] = total;
 }
 
@@ -59,7 +63,8 @@ DSV41_KERNEL(1024) void harness_workgroups_overlap_kernel(FaultArgs args) {
 }
 
 DSV41_KERNEL(1024) void harness_missed_operation_kernel(FaultArgs args) {
-  if (harness::place.thread % harness::kWaveSize != 5) args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
+  if (harness::place.thread % harness::kWaveSize != 5)
+    args.out[0] = harness::ballot(true, {__FILE__, __LINE__}) != 0;
 }
 
 DSV41_KERNEL(1024) void harness_missed_barrier_kernel(FaultArgs) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// See fibres.h. Also the double of Dsv41Runtime whose `launch` runs kernels here, so that csrc/launch.c is under test.
+// See fibres.h. Also the double of Dsv41Runtime whose `launch` runs kernels here, so that
+// csrc/launch.c is under test.
 
 #include "fibres.h"
 
@@ -29,10 +30,12 @@ extern "C" __attribute__((weak)) unsigned char __stop_dsv41_lds[];
 namespace harness {
 namespace {
 
-// ---- fibres ---------------------------------------------------------------------------------------------------------
+// ---- fibres
+// ---------------------------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
-// swapcontext makes a system call each time for the signal mask: 20 times the cost of these few pushes.
+// swapcontext makes a system call each time for the signal mask: 20 times the cost of these few
+// pushes.
 extern "C" void harness_switch(void** save, void* load);
 asm(R"(
 .text
@@ -57,7 +60,8 @@ harness_switch:
 )");
 
 void* fresh_stack(char* top, void (*entry)()) {
-  // At entry the stack is as after a call: 8 bytes below a multiple of 16, with a return address (none).
+  // At entry the stack is as after a call: 8 bytes below a multiple of 16, with a return address
+  // (none).
   void** sp = reinterpret_cast<void**>(top);
   *--sp = nullptr;
   *--sp = reinterpret_cast<void*>(entry);
@@ -111,7 +115,8 @@ void* fresh_stack(char* top, void (*entry)()) {
 #endif
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr size_t kGuardBytes = 64 << 10;  // a multiple of every page size; an overflow faults instead of corrupting
+constexpr size_t kGuardBytes =
+    64 << 10;  // a multiple of every page size; an overflow faults instead of corrupting
 constexpr size_t kStackAndGuardBytes = kStackBytes + kGuardBytes;
 
 enum class State { kRunning, kBarrier, kOperation, kDone };
@@ -140,8 +145,9 @@ struct Failure {};  // thrown by the scheduler only: nothing may unwind through 
 
 struct Options {
   uint64_t seed = 1;
-  int interleave = 1;  // 1: another wave may run after every wave operation. 0: a wave runs on to its barrier
-  int shuffle = 1;     // order of workgroups, of waves and of the lanes of a wave. 0: ascending
+  int interleave =
+      1;  // 1: another wave may run after every wave operation. 0: a wave runs on to its barrier
+  int shuffle = 1;  // order of workgroups, of waves and of the lanes of a wave. 0: ascending
 };
 
 struct Counts {
@@ -150,7 +156,8 @@ struct Counts {
 
 Options options;
 Counts counts;
-uint64_t launches_ever;  // not reset with the counts: an older launch's accesses are never this one's
+uint64_t
+    launches_ever;  // not reset with the counts: an older launch's accesses are never this one's
 char error_text_buffer[512];
 
 Lane lanes[kMaxThreads];
@@ -166,9 +173,11 @@ const void* running_params;
 const Kernel* kernels;
 
 void write_error(const char* format, va_list list) {
-  int n = std::snprintf(error_text_buffer, sizeof error_text_buffer, "%s, workgroup (%u, %u, %u), seed %llu: ",
-                        running_kernel ? running_kernel->name : "harness", place.workgroup[0],
-                        place.workgroup[1], place.workgroup[2], static_cast<unsigned long long>(options.seed));
+  int n = std::snprintf(
+      error_text_buffer, sizeof error_text_buffer,
+      "%s, workgroup (%u, %u, %u), seed %llu: ", running_kernel ? running_kernel->name : "harness",
+      place.workgroup[0], place.workgroup[1], place.workgroup[2],
+      static_cast<unsigned long long>(options.seed));
   std::vsnprintf(error_text_buffer + n, sizeof error_text_buffer - n, format, list);
 }
 
@@ -180,7 +189,8 @@ void write_error(const char* format, va_list list) {
   throw Failure();
 }
 
-// ASan must be told of every change of stack, or it takes the other stack's variables for overflows of this one.
+// ASan must be told of every change of stack, or it takes the other stack's variables for overflows
+// of this one.
 #if defined(__SANITIZE_ADDRESS__)
 void* scheduler_fake_stack;
 const void* scheduler_stack_bottom;
@@ -190,7 +200,8 @@ void switch_to_scheduler(Lane* lane, bool for_ever) {
   __sanitizer_start_switch_fiber(for_ever ? nullptr : &lane->fake_stack, scheduler_stack_bottom,
                                  scheduler_stack_bytes);
   harness_switch(&lane->sp, scheduler_sp);
-  __sanitizer_finish_switch_fiber(lane->fake_stack, &scheduler_stack_bottom, &scheduler_stack_bytes);
+  __sanitizer_finish_switch_fiber(lane->fake_stack, &scheduler_stack_bottom,
+                                  &scheduler_stack_bytes);
 }
 
 void switch_to_lane(Lane* lane) {
@@ -199,7 +210,9 @@ void switch_to_lane(Lane* lane) {
   __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 }
 
-void lane_begins() { __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack_bottom, &scheduler_stack_bytes); }
+void lane_begins() {
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack_bottom, &scheduler_stack_bytes);
+}
 
 // A failed launch leaves fibres in the middle of their functions, whose red zones would stay.
 void clean_stack(Lane* lane) { __asan_unpoison_memory_region(lane->stack, kStackBytes); }
@@ -234,19 +247,22 @@ void make_stacks() {
   if (p == MAP_FAILED) error("no memory for %u stacks", kMaxThreads);
   stacks = static_cast<char*>(p);
   for (unsigned i = 0; i < kMaxThreads; i++) {
-    if (mprotect(stacks + i * kStackAndGuardBytes, kGuardBytes, PROT_NONE)) error("no guard page below a stack");
+    if (mprotect(stacks + i * kStackAndGuardBytes, kGuardBytes, PROT_NONE))
+      error("no guard page below a stack");
     lanes[i].stack = stacks + i * kStackAndGuardBytes + kGuardBytes;
   }
 }
 
-// ---- a workgroup ----------------------------------------------------------------------------------------------------
+// ---- a workgroup
+// ----------------------------------------------------------------------------------------------------
 
 void describe(const Lane& lane, char (&text)[256]) {
   if (lane.state == State::kDone)
     std::snprintf(text, sizeof text, "at the kernel's end");
   else
-    std::snprintf(text, sizeof text, "at %s (%s:%d)", lane.state == State::kBarrier ? "barrier" : lane.operation,
-                  lane.site.file, lane.site.line);
+    std::snprintf(text, sizeof text, "at %s (%s:%d)",
+                  lane.state == State::kBarrier ? "barrier" : lane.operation, lane.site.file,
+                  lane.site.line);
 }
 
 bool same_stand(const Lane& a, const Lane& b) {
@@ -273,8 +289,12 @@ void step(Wave& wave, std::mt19937_64& random) {
   for (unsigned i = 1; i < wave.count; i++)
     if (!same_stand(wave.lanes[0], wave.lanes[i])) divergence(first, first + i);
   switch (wave.lanes[0].state) {
-    case State::kDone: wave.ended = true; break;
-    case State::kBarrier: wave.at_barrier = true; break;
+    case State::kDone:
+      wave.ended = true;
+      break;
+    case State::kBarrier:
+      wave.at_barrier = true;
+      break;
     default:
       counts.wave_operations++;
       wave.operations++;
@@ -289,7 +309,8 @@ void step(Wave& wave, std::mt19937_64& random) {
 // Unchecked and no memset: the red zones between the objects are overwritten too.
 __attribute__((noinline, no_sanitize("address"))) void poison_lds(uint64_t pattern) {
   volatile unsigned char* p = __start_dsv41_lds;
-  for (; p != __stop_dsv41_lds; p++) *p = static_cast<unsigned char>(pattern >> 8 * (reinterpret_cast<uintptr_t>(p) & 7));
+  for (; p != __stop_dsv41_lds; p++)
+    *p = static_cast<unsigned char>(pattern >> 8 * (reinterpret_cast<uintptr_t>(p) & 7));
 }
 
 void run_workgroup(std::mt19937_64& random) {
@@ -330,7 +351,8 @@ void run_workgroup(std::mt19937_64& random) {
   }
 }
 
-// ---- the runtime double ---------------------------------------------------------------------------------------------
+// ---- the runtime double
+// ---------------------------------------------------------------------------------------------
 
 constexpr int kErrorDivergence = 719;  // any positive code: the text says what happened
 
@@ -348,14 +370,16 @@ int get_function(void*, const char* name, void** function) {
   return 500;
 }
 
-int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-           unsigned block_z, unsigned lds_bytes, void*, void** params, void**) try {
+int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+           unsigned block_y, unsigned block_z, unsigned lds_bytes, void*, void** params,
+           void**) try {
   running_kernel = static_cast<const Kernel*>(function);
   place = Place();
   error_text_buffer[0] = 0;
   failed = false;
   if (grid_x == 0 || grid_y == 0 || grid_z == 0) error("an empty grid");
-  if (block_x == 0 || block_x > kMaxThreads || block_y != 1 || block_z != 1) error("a workgroup of %u x %u x %u threads", block_x, block_y, block_z);
+  if (block_x == 0 || block_x > kMaxThreads || block_y != 1 || block_z != 1)
+    error("a workgroup of %u x %u x %u threads", block_x, block_y, block_z);
   if (lds_bytes) error("dynamic LDS");
   make_stacks();
   counts.launches++;
@@ -385,8 +409,12 @@ int compute_unit_count = 304;
 int current_device(int* device) { return *device = device_now, 0; }
 int set_device(int device) { return device_now = device, 0; }
 int compute_units(int, int* count) { return *count = compute_unit_count, 0; }
-int arch(int, char* text, size_t size) { return std::snprintf(text, size, "gfx942:sramecc+:xnack-"), 0; }
-const char* error_text(int code) { return code == kErrorDivergence ? error_text_buffer : "no such kernel"; }
+int arch(int, char* text, size_t size) {
+  return std::snprintf(text, size, "gfx942:sramecc+:xnack-"), 0;
+}
+const char* error_text(int code) {
+  return code == kErrorDivergence ? error_text_buffer : "no such kernel";
+}
 
 const Dsv41Runtime runtime = {"harness",      1,          load,          get_function, launch,
                               current_device, set_device, compute_units, arch,         error_text};
@@ -421,8 +449,12 @@ uint64_t ballot(bool predicate, Site site) {
 
 Moment moment() {
   const unsigned wave = place.thread / kWaveSize;
-  return {launches_ever,         workgroup_number,           workgroup_barriers,
-          waves[wave].operations, static_cast<uint16_t>(wave), static_cast<uint16_t>(place.thread % kWaveSize)};
+  return {launches_ever,
+          workgroup_number,
+          workgroup_barriers,
+          waves[wave].operations,
+          static_cast<uint16_t>(wave),
+          static_cast<uint16_t>(place.thread % kWaveSize)};
 }
 
 bool is_shared(const void* pointer) {
@@ -430,7 +462,9 @@ bool is_shared(const void* pointer) {
   return current && (p < stacks || p >= stacks + kMaxThreads * kStackAndGuardBytes);
 }
 
-bool is_lds(const void* pointer) { return pointer >= __start_dsv41_lds && pointer < __stop_dsv41_lds; }
+bool is_lds(const void* pointer) {
+  return pointer >= __start_dsv41_lds && pointer < __stop_dsv41_lds;
+}
 
 void fail(const char* format, ...) {
   va_list list;
@@ -442,7 +476,10 @@ void fail(const char* format, ...) {
   std::abort();
 }
 
-Kernel::Kernel(const char* name_, void (*call_)(const void*)) : name(name_), call(call_), next(kernels) { kernels = this; }
+Kernel::Kernel(const char* name_, void (*call_)(const void*))
+    : name(name_), call(call_), next(kernels) {
+  kernels = this;
+}
 
 }  // namespace harness
 
@@ -456,7 +493,8 @@ void harness_configure(uint64_t seed, int interleave, int shuffle, int compute_u
   harness::counts = {};
 }
 
-void harness_counts(uint64_t* launches, uint64_t* workgroups, uint64_t* barriers, uint64_t* wave_operations) {
+void harness_counts(uint64_t* launches, uint64_t* workgroups, uint64_t* barriers,
+                    uint64_t* wave_operations) {
   *launches = harness::counts.launches;
   *workgroups = harness::counts.workgroups;
   *barriers = harness::counts.barriers;
@@ -466,13 +504,15 @@ void harness_counts(uint64_t* launches, uint64_t* workgroups, uint64_t* barriers
 /* Under ASan, make accesses to [begin, end) findings, and take that back. Elsewhere nothing. */
 void harness_forbid([[maybe_unused]] void* begin, [[maybe_unused]] void* end) {
 #if defined(__SANITIZE_ADDRESS__)
-  if (begin < end) __asan_poison_memory_region(begin, static_cast<char*>(end) - static_cast<char*>(begin));
+  if (begin < end)
+    __asan_poison_memory_region(begin, static_cast<char*>(end) - static_cast<char*>(begin));
 #endif
 }
 
 void harness_allow([[maybe_unused]] void* begin, [[maybe_unused]] void* end) {
 #if defined(__SANITIZE_ADDRESS__)
-  if (begin < end) __asan_unpoison_memory_region(begin, static_cast<char*>(end) - static_cast<char*>(begin));
+  if (begin < end)
+    __asan_unpoison_memory_region(begin, static_cast<char*>(end) - static_cast<char*>(begin));
 #endif
 }
 

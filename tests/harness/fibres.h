@@ -2,11 +2,12 @@
  *
  * The workgroup scheduler of rung 3: a fibre a lane, on one host thread.
  *
- * A lane runs until it meets a barrier, a wave operation or its end; then the scheduler runs the next lane. A wave
- * operation happens when every lane of the wave stands at the same one, a barrier when every wave stands at it.
- * Lanes that stand at different ones, or have returned while others wait, are an error with both places in its text:
- * nothing hangs. (This is stricter than gfx942, where a wave operation among the lanes of a branch is defined; on
- * sm_90 it is not, and the kernels serve both.)
+ * A lane runs until it meets a barrier, a wave operation or its end; then the scheduler runs the
+ * next lane. A wave operation happens when every lane of the wave stands at the same one, a barrier
+ * when every wave stands at it. Lanes that stand at different ones, or have returned while others
+ * wait, are an error with both places in its text: nothing hangs. (This is stricter than gfx942,
+ * where a wave operation among the lanes of a branch is defined; on sm_90 it is not, and the
+ * kernels serve both.)
  */
 #ifndef DSV41TOPK_TESTS_HARNESS_FIBRES_H_
 #define DSV41TOPK_TESTS_HARNESS_FIBRES_H_
@@ -39,8 +40,8 @@ extern Place place;
 /* All lanes of the workgroup have arrived. */
 void barrier(Site site);
 
-/* All lanes of the wave have arrived; the values they brought, by lane. The array holds until the lane's next
- * wave operation. `operation` tells apart two that share a line. */
+/* All lanes of the wave have arrived; the values they brought, by lane. The array holds until the
+ * lane's next wave operation. `operation` tells apart two that share a line. */
 const uint64_t* exchange(uint64_t value, const char* operation, Site site);
 
 /* Lanes of the running lane's wave: fewer than a wave's in the last one of an odd workgroup. */
@@ -52,7 +53,8 @@ uint64_t ballot(bool predicate, Site site);
 /* What orders an access among others: see races.cpp. */
 struct Moment {
   uint64_t launch;
-  uint32_t workgroup, barriers, operations;  // so far: barriers of the workgroup, operations of the wave
+  uint32_t workgroup, barriers,
+      operations;  // so far: barriers of the workgroup, operations of the wave
   uint16_t wave, lane;
 };
 Moment moment();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The host's filling of csrc/device/platform.h, for the harness alone: every function that platform.h gives to the
- * kernels, made of the rendezvous of fibres.h. Where the hardware would take anything, this one is strict: a lane
- * number must be one, and what is called uniform must be.
+ * The host's filling of csrc/device/platform.h, for the harness alone: every function that
+ * platform.h gives to the kernels, made of the rendezvous of fibres.h. Where the hardware would
+ * take anything, this one is strict: a lane number must be one, and what is called uniform must be.
  */
 #ifndef DSV41TOPK_TESTS_HARNESS_PLATFORM_HOST_H_
 #define DSV41TOPK_TESTS_HARNESS_PLATFORM_HOST_H_
@@ -32,7 +32,8 @@ DSV41_INLINE int workgroup_y() { return static_cast<int>(harness::place.workgrou
 DSV41_INLINE int lane_id() { return thread_id() % kWaveSize; }
 
 DSV41_INLINE int checked_lane(int lane, harness::Site site) {
-  if (lane < 0 || lane >= kWaveSize) harness::fail("there is no lane %d (%s:%d)", lane, site.file, site.line);
+  if (lane < 0 || lane >= kWaveSize)
+    harness::fail("there is no lane %d (%s:%d)", lane, site.file, site.line);
   return lane;
 }
 
@@ -40,8 +41,9 @@ DSV41_INLINE int uniform(int value, HARNESS_SITE) {
   const uint64_t* values = harness::exchange(static_cast<uint32_t>(value), "uniform", site);
   for (unsigned i = 0; i < harness::live_lanes(); i++)
     if (values[i] != values[0])
-      harness::fail("not uniform: lane 0 brings %d, lane %u %d (%s:%d)", static_cast<int>(values[0]), i,
-                    static_cast<int>(values[i]), site.file, site.line);
+      harness::fail("not uniform: lane 0 brings %d, lane %u %d (%s:%d)",
+                    static_cast<int>(values[0]), i, static_cast<int>(values[i]), site.file,
+                    site.line);
   return value;
 }
 
@@ -67,8 +69,8 @@ DSV41_INLINE int read_lane(int value, int lane, HARNESS_SITE) {
   const uint64_t* values = harness::exchange(both, "read_lane", site);
   for (unsigned i = 0; i < harness::live_lanes(); i++)
     if (values[i] >> 32 != static_cast<uint64_t>(lane))
-      harness::fail("read_lane of lane %d here and of lane %d there (%s:%d)", lane, static_cast<int>(values[i] >> 32),
-                    site.file, site.line);
+      harness::fail("read_lane of lane %d here and of lane %d there (%s:%d)", lane,
+                    static_cast<int>(values[i] >> 32), site.file, site.line);
   return static_cast<int>(values[lane]);
 }
 DSV41_INLINE int wave_scan_add(int value, HARNESS_SITE) {
@@ -88,7 +90,9 @@ DSV41_INLINE T harness_update(T* address, T value, Better better) {
   if (better(value, before)) __atomic_store_n(address, value, __ATOMIC_RELAXED);
   return before;
 }
-DSV41_INLINE int lds_add(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+DSV41_INLINE int lds_add(int* address, int value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
 DSV41_INLINE uint32_t lds_or(uint32_t* address, uint32_t value) {
   return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
 }

@@ -19,7 +19,9 @@ def test_structs_have_the_sizes_and_offsets_of_the_compiler(tmp_path):
             lines.append(f'printf("%zu\\n", offsetof({name}, {field}));')
             expected.append(getattr(struct, field).offset)
     source = tmp_path / "sizes.c"
-    source.write_text(f'#include <stdio.h>\n#include "abi.h"\nint main(void) {{ {"".join(lines)} }}\n')
+    source.write_text(
+        f'#include <stdio.h>\n#include "abi.h"\nint main(void) {{ {"".join(lines)} }}\n'
+    )
     program = tmp_path / "sizes"
     subprocess.run(["gcc", f"-I{abi.CSRC}", str(source), "-o", str(program)], check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout

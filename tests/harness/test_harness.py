@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the harness of rung 3 finds: each fault that it promises to find, put into a kernel of its own."""
+"""What the harness of rung 3 finds: each fault that it promises to, in a kernel of its own."""
 
 import ctypes
 import os
@@ -27,10 +27,12 @@ def run(harness, kernel, out, count=0, grid=3, threads=THREADS):
     """Launch a kernel of faults.cpp through the runtime table; return the code."""
     table = abi.Runtime.from_address(harness.runtime)
     pointer = ctypes.c_void_p
-    get_function = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_char_p, pointer)(table.get_function)
-    launch = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer)(
-        table.launch
+    get_function = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_char_p, pointer)(
+        table.get_function
     )
+    launch = ctypes.CFUNCTYPE(
+        ctypes.c_int, pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer
+    )(table.launch)
     function = pointer()
     assert get_function(None, f"harness_{kernel}_kernel".encode(), ctypes.byref(function)) == 0
     args = FaultArgs(out.ctypes.data, count)

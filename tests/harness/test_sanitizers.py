@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract tests again, with kernels and launchers compiled in other ways, each in a process of its own.
+"""The contract tests again, with kernels and launchers compiled in other ways.
 
-`sanitized`: ASan and UBSan, in heap blocks that end with the last live column's 16 bytes, and with every row's
-dead columns out of bounds. `races`: with the race detector of races.cpp. `fast-math`: a compiler that is told that
-there is no NaN. `wave32`: waves of 32 lanes.
+`sanitized`: ASan and UBSan, in heap blocks that end with the last live column's 16 bytes, and with
+every row's dead columns out of bounds. `races`: with the race detector of races.cpp. `fast-math`: a
+compiler that is told that there is no NaN. `wave32`: waves of 32 lanes.
 """
 
 import os
@@ -28,9 +28,20 @@ def run_contract(backend, flavour, *arguments):
     environment = dict(os.environ)
     if flavour == "sanitized":
         environment |= harness.sanitizer_environment()
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(ROOT / "tests" / "contract")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "tests" / "contract"),
+    ]
     command += ["--backends", backend, "--flavour", flavour, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, cwd=ROOT)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=1800, cwd=ROOT
+    )
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return int(re.search(r"(\d+) passed", done.stdout)[1])
 

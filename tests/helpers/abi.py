@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of csrc/abi.h for ctypes, read from the header itself so that they cannot drift from it."""
+"""The structs of csrc/abi.h for ctypes, read from the header itself: they cannot drift."""
 
 import ctypes
 import re

@@ -16,7 +16,6 @@ import functools
 import importlib
 
 import numpy as np
-
 from helpers import gfx942, harness
 from helpers.abi import CSRC
 from helpers.buffers import held_by
@@ -37,7 +36,9 @@ class Backend:
     """What tests see. `calls` maps each of CALLS to a function that takes numpy arrays."""
 
     name = ""
-    views_may_end_early = True  # rows need not exist past their last live column: a read there faults
+    views_may_end_early = (
+        True  # rows need not exist past their last live column: a read there faults
+    )
 
     def __init__(self):
         self.calls = {}
@@ -92,7 +93,9 @@ class _Harness(_Launched):
         super().__init__(Launcher(self.harness.library, self.harness.runtime))
 
     def prepare(self, seed):
-        self.harness.configure(seed=seed, interleave=seed % 2 == 0, compute_units=self.compute_units)
+        self.harness.configure(
+            seed=seed, interleave=seed % 2 == 0, compute_units=self.compute_units
+        )
 
     def set_compute_units(self, count):
         self.compute_units = count
@@ -119,7 +122,8 @@ class _Gfx942(_Launched):
         super().__init__(Launcher(library, self.runtime.address, gfx942.image(*flags)))
 
     def prepare(self, seed):
-        # A third of the calls in order, a third with shuffled waves, a third interleaved finely as well.
+        # A third of the calls in order, a third with shuffled waves, a third interleaved finely as
+        # well.
         self.runtime.seed = None if seed % 3 == 0 else seed
         self.runtime.quantum = 24 if seed % 3 == 2 else 0
 
@@ -152,7 +156,9 @@ class _Cuda(Backend):
         """The same view of a copy of everything that the array's block holds."""
         held = held_by(array).view(np.uint8).reshape(-1)
         whole = self._torch.from_numpy(held).cuda()
-        kind = {np.dtype(np.float32): self._torch.float32, np.dtype(np.int32): self._torch.int32}[array.dtype]
+        kind = {np.dtype(np.float32): self._torch.float32, np.dtype(np.int32): self._torch.int32}[
+            array.dtype
+        ]
         offset = (array.ctypes.data - held.ctypes.data) // 4
         strides = [s // 4 for s in array.strides]
         return whole.view(kind).as_strided(array.shape, strides, offset), whole, held

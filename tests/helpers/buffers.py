@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays for kernel tests: nothing behind their last 16 bytes, canaries around outputs, poison past the ends."""
+"""Arrays for kernel tests: nothing behind them, canaries around outputs, poison past the ends."""
 
 import ctypes
 import mmap
@@ -14,11 +14,11 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.free.argtypes = [ctypes.c_void_p]
 
 heap_blocks = False
-"""True: blocks come from malloc, whose red zones ASan knows. False: a page that faults lies behind each."""
+"""True: blocks come from malloc, with red zones. False: a page that faults is behind each."""
 
 
 def block(count, dtype):
-    """`count` elements at a multiple of 16 bytes, filled with 0xEE, with nothing readable behind the last 16."""
+    """`count` elements of 0xEE at a multiple of 16 bytes, with nothing behind the last 16."""
     size = -(-max(count, 1) * np.dtype(dtype).itemsize // 16) * 16
     if heap_blocks:
         address = ctypes.c_void_p()
@@ -37,9 +37,11 @@ def block(count, dtype):
 
 
 def held_by(array):
-    """Everything that the block of `array` holds; a view may claim more than that, and must not be read."""
+    """Everything that the block of `array` holds: a view may claim more, which nobody may read."""
     base = array
-    while hasattr(base, "base") and base.base is not None:  # numpy puts a dummy between a strided view and its array
+    while (
+        hasattr(base, "base") and base.base is not None
+    ):  # numpy puts a dummy between a strided view and its array
         base = base.base
         if isinstance(base, np.ndarray):
             array = base
@@ -56,8 +58,8 @@ def rows_of(values, stride=None, offset=0, last=None):
     offset : int
         Elements before the first row: 1 makes rows that no 16-byte load can take.
     last : int, optional
-        How many elements of the last row there are at all; the view claims the whole width, and a read past
-        these faults.
+        How many elements of the last row there are at all; the view claims the whole width, and a
+        read past these faults.
     """
     rows, width = values.shape
     stride = width if stride is None else stride

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checked call of each kind: exact entries in exact order, nothing else written, nothing dead read."""
+"""One checked call of each kind: exact entries in order, nothing else written or read."""
 
 import zlib
 
 import numpy as np
 import reference
-
 from helpers.buffers import Output, held_by, poisoned, rows_of, tight
 
 TOP_K = reference.TOP_K
@@ -14,7 +13,7 @@ EXAMPLES = 40
 
 
 def seed_of(*parts):
-    """A seed that is a function of what the test says about itself, so that a failure can be run again."""
+    """A seed that is a function of what the test says about itself: a failure can be run again."""
     return zlib.crc32(repr(parts).encode()) & 0x7FFFFFFF
 
 
@@ -37,7 +36,8 @@ def assert_entries(got, expected, ends, what):
     raise AssertionError(
         f"{what}: row {r} of {len(got)} (end {ends[r]}): {', '.join(faults) or 'another set'}; "
         f"{len(missing)} missing {missing[:6]}, {len(extra)} extra {extra[:6]}; "
-        f"first difference at entry {first}: {row[first : first + 4]}, right is {right[first : first + 4]}"
+        f"first difference at entry {first}: {row[first : first + 4]}, "
+        f"right is {right[first : first + 4]}"
     )
 
 
@@ -59,20 +59,31 @@ def _run(backend, call, args, output, expected, readable, bounds, what):
     assert_entries(output.view, expected, bounds, f"{call}, {what}, {backend!r}, seed {seed}")
     output.check()
     for number, (array, copy) in enumerate(zip(inputs, before, strict=True)):
-        assert held_by(array).tobytes() == copy.tobytes(), f"{call}, {what}: array {number} was written to"
+        assert held_by(array).tobytes() == copy.tobytes(), (
+            f"{call}, {what}: array {number} was written to"
+        )
     return output.view
 
 
 def _logits(backend, values, ends, stride, offset):
-    """Poisoned logits. Where a read past the block faults, the last row ends with its last live column."""
+    """Poisoned logits; where a read past the block faults, the last row ends when its life does."""
     last = int(ends[-1]) if len(values) and backend.views_may_end_early else None
     return rows_of(poisoned(values, ends), stride, offset, last)
 
 
 def check_top_k(
-    backend, values, seq_lens, next_n=1, *, what, stride=None, offset=0, indices_stride=None, options=()
+    backend,
+    values,
+    seq_lens,
+    next_n=1,
+    *,
+    what,
+    stride=None,
+    offset=0,
+    indices_stride=None,
+    options=(),
 ):
-    """top_k_per_row_decode_512 against the oracle. options: max_blocks, min_chunk, register_select."""
+    """top_k_per_row_decode_512 against the oracle; options are max_blocks and what follows."""
     rows, width = values.shape
     ends = reference.row_ends(seq_lens, next_n, rows, width)
     logits = _logits(backend, values, ends, stride, offset)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gfx942 code object for tests: compiled once for these sources and flags, by the product's own build."""
+"""The gfx942 code object for tests, compiled once for these sources and flags by `_build`."""
 
 from __future__ import annotations
 

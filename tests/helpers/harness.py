@@ -16,7 +16,8 @@ from helpers.abi import CSRC, ROOT
 SOURCES = ROOT / "tests" / "harness"
 FLAVOURS = {
     "plain": ["-O2"],
-    # The sections that hold LDS get red zones too. Reports end the process: nothing may be only printed.
+    # The sections that hold LDS get red zones too. Reports end the process: nothing may be only
+    # printed.
     "sanitized": [
         "-O1",
         "-fsanitize=address,undefined",
@@ -47,7 +48,7 @@ def kernel_names(text):
 
 
 def _unit():
-    """All kernels in one unit, as for the code object, and an entry of the harness's table for each."""
+    """All kernels in one unit, as in the code object, and an entry of the table for each."""
     kernels = sorted((CSRC / "kernels").glob("*.hip"))
     lines = ['#include "platform_host.h"', *(f'#include "kernels/{path.name}"' for path in kernels)]
     for path in kernels:
@@ -56,7 +57,7 @@ def _unit():
 
 
 def build(flavour="plain"):
-    """Compile the shared library once for these sources; processes that ask at once wait for one."""
+    """Compile the library once for these sources; processes that ask at once wait for one."""
     compilers = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
     inputs = [p for d in (CSRC, SOURCES) for p in sorted(d.rglob("*")) if p.is_file()]
     digest = hashlib.sha256(compilers + repr((_C, _CXX, FLAVOURS[flavour], _unit())).encode())
@@ -86,7 +87,14 @@ def _compile(flavour, library):
         compiler = ["gcc", *_C] if source.suffix == ".c" else ["g++", *_CXX]
         if flavour == "races" and source.name in ("unit.cpp", "faults.cpp"):
             compiler.append("-fsanitize=thread")
-        command = [*compiler, *flags, "-c", str(source), "-o", str(work / f"{source.parent.name}-{source.stem}.o")]
+        command = [
+            *compiler,
+            *flags,
+            "-c",
+            str(source),
+            "-o",
+            str(work / f"{source.parent.name}-{source.stem}.o"),
+        ]
         running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
     for command, process in running:
         _, errors = process.communicate()
@@ -94,14 +102,23 @@ def _compile(flavour, library):
             raise RuntimeError(f"{' '.join(command)}\n{errors}")
     temporary = library.with_suffix(f".{os.getpid()}")
     objects = [str(path) for path in work.glob("*.o")]
-    link = ["g++", "-shared", *FLAVOURS[flavour], *objects, "-ldl", "-lpthread", "-o", str(temporary)]
+    link = [
+        "g++",
+        "-shared",
+        *FLAVOURS[flavour],
+        *objects,
+        "-ldl",
+        "-lpthread",
+        "-o",
+        str(temporary),
+    ]
     subprocess.run(link, check=True)
     shutil.rmtree(work)
     temporary.rename(library)
 
 
 def sanitizer_environment():
-    """What a process needs to load the sanitized library: ASan's runtime first, and no leak check of Python."""
+    """What a process needs to load the sanitized library: ASan's runtime first, no leak check."""
     found = subprocess.run(
         ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
     )

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Call the launchers of csrc/launch.c on numpy arrays, below the Cython layer.
 
-The arguments are those of the public calls. Scratch is exactly as large as the launcher asked for, lies
-where nothing else does, and starts dirty.
+The arguments are those of the public calls. Scratch is exactly as large as the launcher asked for,
+lies where nothing else does, and starts dirty.
 """
 
 import ctypes
 
 import numpy as np
-
 from helpers import abi
 
 
@@ -40,7 +39,8 @@ class _Calls:
         return self._call(
             "top_k",
             abi.TopKArgs(
-                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                logits=_address(logits), logits_stride=logits.strides[0] // 4,
+                width=logits.shape[1],
                 ends=row_ends(seq_lens, next_n), indices=_address(indices),
                 indices_stride=indices.strides[0] // 4, rows=logits.shape[0], max_blocks=max_blocks,
                 min_chunk=min_chunk, register_select=register_select,
@@ -51,11 +51,12 @@ class _Calls:
         return self._call(
             "candidate_top_k",
             abi.CandidateTopKArgs(
-                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                logits=_address(logits), logits_stride=logits.strides[0] // 4,
+                width=logits.shape[1],
                 ends=row_ends(seq_lens, next_n), candidates=_address(candidates),
                 candidates_stride=candidates.strides[0] // 4, indices=_address(indices),
-                indices_stride=indices.strides[0] // 4, rows=logits.shape[0], slots=candidates.shape[1],
-                block_size=block_size,
+                indices_stride=indices.strides[0] // 4, rows=logits.shape[0],
+                slots=candidates.shape[1], block_size=block_size,
             ),
         )  # fmt: skip
 
@@ -81,7 +82,8 @@ class _Calls:
         return self._call(
             "candidate_blocks",
             abi.CandidateBlocksArgs(
-                logits=_address(logits), logits_stride=logits.strides[0] // 4, width=logits.shape[1],
+                logits=_address(logits), logits_stride=logits.strides[0] // 4,
+                width=logits.shape[1],
                 ends=abi.Ends(_address(visible), row_repeat, 0), out=_address(out),
                 out_stride=out.strides[0] // 4, rows=logits.shape[0], slots=out.shape[1],
                 block_size=block_size,
@@ -130,15 +132,23 @@ class Launcher(_Calls):
         self.device = abi.Device()
         failure = abi.Failure()
         self.library.dsv41_device_load(
-            ctypes.c_void_p(self.runtime), 0, self._image, ctypes.byref(self.device), ctypes.byref(failure)
+            ctypes.c_void_p(self.runtime),
+            0,
+            self._image,
+            ctypes.byref(self.device),
+            ctypes.byref(failure),
         )
         self._check(failure)
 
     def _check(self, failure):
         if failure.code:
-            text = self.library.dsv41_error_text(ctypes.c_void_p(self.runtime), failure.code).decode()
+            text = self.library.dsv41_error_text(
+                ctypes.c_void_p(self.runtime), failure.code
+            ).decode()
             kernel = (failure.kernel or b"?").decode()
-            raise LaunchFailure(f"{text} ({failure.code}) from {kernel}, {failure.launched} launched")
+            raise LaunchFailure(
+                f"{text} ({failure.code}) from {kernel}, {failure.launched} launched"
+            )
 
     def _call(self, name, args):
         device = ctypes.byref(self.device)
