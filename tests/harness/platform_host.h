@@ -80,6 +80,20 @@ DSV41_INLINE int wave_scan_add(int value, HARNESS_SITE) {
   return static_cast<int>(sum);
 }
 
+template <int kMask>
+DSV41_INLINE float swap_lanes(float value, HARNESS_SITE) {
+  static_assert(kMask > 0 && kMask < 16, "within 16 lanes");
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const uint64_t* values = harness::exchange(bits, "swap_lanes", site);
+  return __builtin_bit_cast(float, static_cast<uint32_t>(values[lane_id() ^ kMask]));
+}
+
+DSV41_INLINE WaveMask unordered_lanes(float a, float b, HARNESS_SITE) {
+  const uint32_t x = __builtin_bit_cast(uint32_t, a) & 0x7fffffffu;
+  const uint32_t y = __builtin_bit_cast(uint32_t, b) & 0x7fffffffu;
+  return static_cast<WaveMask>(harness::ballot(x > 0x7f800000u || y > 0x7f800000u, site));
+}
+
 DSV41_INLINE void barrier(HARNESS_SITE) { harness::barrier(site); }
 DSV41_INLINE void wave_barrier(HARNESS_SITE) { harness::exchange(0, "wave_barrier", site); }
 
