@@ -7,9 +7,10 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import subprocess
 from pathlib import Path
 
-from helpers.abi import ROOT
+from helpers.abi import CSRC, ROOT
 
 from dsv41topk import _build
 
@@ -45,3 +46,14 @@ def image(*flags: str) -> bytes:
             temporary.write_bytes(data)
             temporary.rename(path)
     return path.read_bytes()
+
+
+def compile_file(path: Path, folder: Path) -> bytes:
+    """One .hip file of the tests as a code object of its own."""
+    chosen = compiler()
+    assert chosen is not None
+    out = folder / f"{path.stem}.co"
+    command = [chosen.path, *chosen.flags, *WARNINGS, "-I", str(CSRC), str(path), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out.read_bytes()

@@ -85,7 +85,7 @@ def _compile(flavour, library):
     running = []
     for source in sources:
         compiler = ["gcc", *_C] if source.suffix == ".c" else ["g++", *_CXX]
-        if flavour == "races" and source.name in ("unit.cpp", "faults.cpp"):
+        if flavour == "races" and source.name in ("unit.cpp", "faults.cpp", "probe.cpp"):
             compiler.append("-fsanitize=thread")
         command = [
             *compiler,
