@@ -22,14 +22,17 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-HEAD_SIZE = 128
+from dsv41topk._cache import DIM as HEAD_SIZE
+from dsv41topk._cache import decode_fp8
+
 PLAIN = -1  # instead of a pattern: the sum as AITER's source spells it, up to the compiler
 
 _CHUNK = 256  # columns of a chunk of the dense kernel
 # 22 chunks and one of 45 columns. With its ten splits (one compute unit claimed) the dense kernel
 # then runs all four copies of its inner code: first half, both halves of the loop, last half.
 _COLUMNS = 22 * _CHUNK + 45
-_NAN_BYTE = 0x80  # the only NaN of e4m3fnuz
+_FP8 = "e4m3fnuz"  # of gfx942
+_NAN_BYTE = 0x80  # its only NaN
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,9 @@ def make_inputs(heads: int, page_size: int, block_size: int, seed: int = 1) -> C
     gaps = np.full((2 * next_n, 3), -1, np.int32)
     candidates = np.concatenate([candidates[:, :7], gaps, candidates[:, 7:]], axis=1)
 
-    exact_q = decode_e4m3fnuz(q[0, 0][lane_heads]).astype(np.float64)
+    exact_q = decode_fp8(q[0, 0][lane_heads], _FP8).astype(np.float64)
     column = np.arange(_COLUMNS)
-    exact_keys = decode_e4m3fnuz(gather_keys(cache, block_table[0], page_size, column))
+    exact_keys = decode_fp8(gather_keys(cache, block_table[0], page_size, column), _FP8)
     dots = (exact_keys.astype(np.float64) @ exact_q.T).astype(np.float32)
     column_scales = scales[block_table[0][column // page_size], column % page_size]
     return CheckInputs(
@@ -145,18 +148,6 @@ def _finite_bytes(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[n
     data = rng.integers(0, 256, shape, dtype=np.uint8)
     data[data == _NAN_BYTE] = 0
     return data
-
-
-def decode_e4m3fnuz(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Values of e4m3fnuz bytes, float32."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 8)
-    value = np.where(exponent == 0, mantissa / 8 * 2.0**-7, normal)
-    table = np.where(code & 128, -value, value).astype(np.float32)
-    table[_NAN_BYTE] = np.nan
-    decoded: NDArray[np.float32] = table[codes]
-    return decoded
 
 
 def gather_keys(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dsv41topk import _logits, _logits_check
+from dsv41topk._cache import decode_fp8
 from dsv41topk._logits_check import PLAIN
 
 HEADS, PAGE, BLOCK = 32, 64, 8
@@ -34,10 +35,10 @@ def scores(inputs):
     result = []
     for request, pages in enumerate(inputs.block_table):
         key_bytes = _logits_check.gather_keys(flat, pages, PAGE, column)
-        keys = _logits_check.decode_e4m3fnuz(key_bytes)
+        keys = decode_fp8(key_bytes, "e4m3fnuz")
         at = PAGE * 128 + 4 * (column % PAGE)[:, None] + np.arange(4)
         scale = flat[pages[column // PAGE][:, None], at].copy().view(np.float32)
-        for q in _logits_check.decode_e4m3fnuz(inputs.q[request]):
+        for q in decode_fp8(inputs.q[request], "e4m3fnuz"):
             result.append(np.maximum(keys @ q.T * scale, np.float32(0)))
     return np.stack(result)
 

@@ -7,13 +7,13 @@ launched by csrc/logits.c, the dense one by AITER's own function.
 
 import contextlib
 import ctypes
-import mmap
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import abi, aiter_source
+from helpers.indexer_rows import LAYOUTS, Rows
 
 from dsv41topk import _logits, _logits_check
 from dsv41topk.bench import emulator, triton_launcher
@@ -136,243 +136,99 @@ def test_a_plain_kernel_differs_in_the_last_bit_only():
     assert np.abs(picked - logits[live]).max() < 1e-5 * np.abs(picked).max()
 
 
-_MAP_NORESERVE = 0x4000  # Linux; Python has no name for it before 3.13
-
-
 # ---- addresses, ends and truth -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A cache and the rows that read it.
+def run_ours(rows, launchers, variant):
+    from dsv41topk import cand_logits
 
-    Attributes
-    ----------
-    first_page : the id of the lowest page in use; all pages below it do not exist in memory
-    stride : distance of pages in units of 132 * page_size / 4 bytes; 4 is none between them
-    lengths : of the requests, as seq_lens 1-D
-    wild_pages : table entries of live columns hold ids outside the cache
-    """
-
-    heads: int = 64
-    page_size: int = 64
-    block_size: int = 8
-    next_n: int = 2
-    lengths: tuple[int, ...] = (700, 257)
-    first_page: int = 0
-    stride: int = 4
-    ends_per_row: bool = False
-    wild_pages: bool = False
-    seed: int = 0
-
-
-class Rows:
-    """The tensors of a layout. The cache is one sparse mapping: only touched pages take memory."""
-
-    def __init__(self, layout):
-        rng = np.random.default_rng(layout.seed)
-        self.layout = layout
-        heads, page_size = layout.heads, layout.page_size
-        self.requests = len(layout.lengths)
-        self.rows = self.requests * layout.next_n
-        width = max(max(layout.lengths), 1)
-        self.table_columns = -(-width // page_size) + 2
-        live = self.requests * self.table_columns
-        self.pages = layout.first_page + live + 2
-        page_bytes = page_size * 132
-        self.page_stride = page_bytes // 4 * layout.stride
-        self.memory = mmap.mmap(
-            -1,
-            self.pages * self.page_stride,
-            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
-        )
-        flat = np.frombuffer(self.memory, np.uint8)
-        self.cache = np.lib.stride_tricks.as_strided(
-            flat, (self.pages, page_bytes), (self.page_stride, 1)
-        )
-        # Whatever no live slot may read is NaN: page 0, a page that unused entries name, and gaps.
-        self.nan_page = self.pages - 1
-        touched = np.arange(layout.first_page, self.pages)
-        for page in {0, *touched.tolist()}:
-            flat[page * self.page_stride : (page + 1) * self.page_stride] = 0x80
-            self.cache[page, page_size * 128 :] = np.full(page_size, np.nan, "f4").view("u1")
-        order = layout.first_page + 1 + rng.permutation(live - 1)
-        self.table = np.full((self.requests, self.table_columns), self.nan_page, np.int32)
-        at = 0
-        for request, length in enumerate(layout.lengths):
-            for column in range(-(-max(length, 0) // page_size)):
-                page = order[at]
-                at += 1
-                self.table[request, column] = page
-                keys = rng.integers(0, 256, page_size * 128, dtype=np.uint8)
-                keys[keys == 0x80] = 0
-                self.cache[page, : page_size * 128] = keys
-                scales = rng.uniform(1e-3, 1e-1, page_size).astype(np.float32)
-                self.cache[page, page_size * 128 :] = scales.view(np.uint8)
-        q = rng.integers(0, 256, (self.rows, heads, 128), dtype=np.uint8)
-        q[q == 0x80] = 0
-        if layout.wild_pages:
-            self.table[0, 1:5] = [-1, self.pages, -(2**31), 2**31 - 1]
-        self.q = q
-        self.weights = rng.uniform(0.01, 1.0, (self.rows, heads)).astype(np.float32)
-        drafts = np.arange(layout.next_n)
-        lengths = np.array(layout.lengths, np.int64)[:, None]
-        ends = np.maximum(np.maximum(lengths, 0) - layout.next_n + drafts + 1, 0)
-        self.ends = ends.reshape(-1)
-        self.lens = (self.ends if layout.ends_per_row else lengths).astype(np.int32)
-        blocks = -(-(width + 40) // layout.block_size)
-        lists = [rng.permutation(blocks) for _ in range(self.rows)]
-        wild = [-1, -(2**31), 2**31 - 1, 2**28, 2**29, -1]  # 2**28 and 2**29 blocks of 8 or 16 wrap
-        self.candidates = np.stack([np.concatenate([p[:5], wild, p[5:]]) for p in lists])
-        self.candidates = self.candidates.astype(np.int32)
-
-    def expected_ids(self):
-        block = self.candidates.astype(np.int64)[:, :, None]
-        columns = block * self.layout.block_size + np.arange(self.layout.block_size)
-        live = (block >= 0) & (columns < self.ends[:, None, None])
-        columns = np.where(live, columns, 0)
-        request = np.arange(self.rows)[:, None, None] // self.layout.next_n
-        page = self.table[request, columns // self.layout.page_size]
-        live &= (page >= 0) & (page < self.pages)
-        return np.where(live, columns, -1).reshape(self.rows, -1)
-
-    def run_ours(self, launchers, variant):
-        from dsv41topk import cand_logits
-
-        layout = self.layout
-        kernel = cand_logits.compile_kernel(
-            layout.heads, layout.page_size, layout.block_size, layout.ends_per_row, variant
-        )
-        plan = _logits._plan(kernel)
-        assert plan.launch is None, "this Triton's kernels cannot be launched from C"
-        runtime = EmulatorRuntime()
-        loaded = abi.STRUCTS["Dsv41LogitsKernel"]()
-        failure = abi.Failure()
-        code = launchers.dsv41_logits_load(
-            ctypes.c_void_p(runtime.address), 0, plan.image, plan.name.encode(), plan.threads,
-            plan.lds_bytes, ctypes.byref(loaded), ctypes.byref(failure),
-        )  # fmt: skip
-        assert code == 0
-        slots = self.candidates.shape[1]
-        logits = np.full((self.rows + 1, slots * layout.block_size), 7, np.float32)
-        ids = np.full(logits.shape, 7, np.int32)
-        q = torch.from_numpy(self.q)  # torch aligns; numpy promises 16 bytes only by habit
-        per_row = layout.ends_per_row
-        args = abi.CandidateLogitsArgs(
-            q=q.data_ptr(),
-            kv_cache=self.cache.ctypes.data,
-            page_stride_bytes=self.page_stride,
-            weights=self.weights.ctypes.data,
-            weights_stride=layout.heads,
-            ends=abi.Ends(self.lens.ctypes.data, 1 if per_row else layout.next_n, not per_row),
-            block_table=self.table.ctypes.data,
-            block_table_stride=self.table_columns,
-            candidates=self.candidates.ctypes.data,
-            candidates_stride=slots,
-            out_logits=logits.ctypes.data,
-            out_ids=ids.ctypes.data,
-            rows=self.rows,
-            rows_per_request=layout.next_n,
-            pages=self.pages,
-            page_size=layout.page_size,
-            table_columns=self.table_columns,
-            slots=slots,
-            block_size=layout.block_size,
-            heads=layout.heads,
-            fp8=abi.ENUMS["DSV41_E4M3FNUZ"],
-        )
-        assert launchers.dsv41_logits_serves(ctypes.byref(args))
-        code = launchers.dsv41_logits_launch(
-            ctypes.byref(loaded), None, ctypes.byref(args), ctypes.byref(failure)
-        )
-        launchers.dsv41_error_text.restype = ctypes.c_char_p
-        text = launchers.dsv41_error_text(ctypes.c_void_p(runtime.address), code)
-        assert (code, failure.launched) == (0, 1), text
-        assert (logits[-1] == 7).all() and (ids[-1] == 7).all(), "wrote past the last row"
-        return logits[:-1], ids[:-1]
-
-    def run_dense(self, aiter):
-        layout = self.layout
-        width = -(-max(layout.lengths) // 256) * 256
-        out = torch.full((self.rows, width), float("nan"))
-        q = torch.from_numpy(self.q).view(torch.float8_e4m3fnuz)
-        flat = torch.frombuffer(self.memory, dtype=torch.uint8)
-        cache = flat.as_strided(
-            (self.pages, layout.page_size, 1, 132), (self.page_stride, 132, 132, 1)
-        )
-        aiter.deepgemm_fp8_paged_mqa_logits(
-            q.view(self.requests, layout.next_n, layout.heads, 128),
-            cache,
-            torch.from_numpy(self.weights),
-            out,
-            torch.tensor(layout.lengths, dtype=torch.int32),
-            torch.from_numpy(self.table),
-            width,
-            Preshuffle=True,
-            KVBlockSize=layout.page_size,
-            ChunkK=256,
-            WavePerEU=2,
-        )
-        return out.numpy()
-
-    def truth(self, ids):
-        """Float64 logits of the live slots, in the order of np.nonzero(ids >= 0)."""
-        layout = self.layout
-        result = []
-        q = _logits_check.decode_e4m3fnuz(self.q).astype(np.float64)
-        for row in range(self.rows):
-            columns = ids[row][ids[row] >= 0]
-            if not len(columns):
-                continue
-            pages = self.table[row // layout.next_n]
-            key_bytes = _logits_check.gather_keys(self.cache, pages, layout.page_size, columns)
-            keys = _logits_check.decode_e4m3fnuz(key_bytes).astype(np.float64)
-            page, key = pages[columns // layout.page_size], columns % layout.page_size
-            at = layout.page_size * 128 + 4 * key[:, None] + np.arange(4)
-            scale = self.cache[page[:, None], at].copy().view(np.float32)[:, 0].astype(np.float64)
-            scores = np.maximum(keys @ q[row].T * scale[:, None], 0)
-            result.append(scores @ self.weights[row].astype(np.float64))
-        return np.concatenate(result) if result else np.zeros(0)
+    layout = rows.layout
+    kernel = cand_logits.compile_kernel(
+        layout.heads, layout.page_size, layout.block_size, layout.ends_per_row, variant
+    )
+    plan = _logits._plan(kernel)
+    assert plan.launch is None, "this Triton's kernels cannot be launched from C"
+    runtime = EmulatorRuntime()
+    loaded = abi.STRUCTS["Dsv41LogitsKernel"]()
+    failure = abi.Failure()
+    code = launchers.dsv41_logits_load(
+        ctypes.c_void_p(runtime.address), 0, plan.image, plan.name.encode(), plan.threads,
+        plan.lds_bytes, ctypes.byref(loaded), ctypes.byref(failure),
+    )  # fmt: skip
+    assert code == 0
+    slots = rows.candidates.shape[1]
+    logits = np.full((rows.rows + 1, slots * layout.block_size), 7, np.float32)
+    ids = np.full(logits.shape, 7, np.int32)
+    q = torch.from_numpy(rows.q)  # torch aligns; numpy promises 16 bytes only by habit
+    per_row = layout.ends_per_row
+    args = abi.CandidateLogitsArgs(
+        q=q.data_ptr(),
+        kv_cache=rows.cache.ctypes.data,
+        page_stride_bytes=rows.page_stride,
+        weights=rows.weights.ctypes.data,
+        weights_stride=layout.heads,
+        ends=abi.Ends(rows.lens.ctypes.data, 1 if per_row else layout.next_n, not per_row),
+        block_table=rows.table.ctypes.data,
+        block_table_stride=rows.table_columns,
+        candidates=rows.candidates.ctypes.data,
+        candidates_stride=slots,
+        out_logits=logits.ctypes.data,
+        out_ids=ids.ctypes.data,
+        rows=rows.rows,
+        rows_per_request=layout.next_n,
+        pages=rows.pages,
+        page_size=layout.page_size,
+        table_columns=rows.table_columns,
+        slots=slots,
+        block_size=layout.block_size,
+        heads=layout.heads,
+        fp8=abi.ENUMS["DSV41_E4M3FNUZ"],
+    )
+    assert launchers.dsv41_logits_serves(ctypes.byref(args))
+    code = launchers.dsv41_logits_launch(
+        ctypes.byref(loaded), None, ctypes.byref(args), ctypes.byref(failure)
+    )
+    launchers.dsv41_error_text.restype = ctypes.c_char_p
+    text = launchers.dsv41_error_text(ctypes.c_void_p(runtime.address), code)
+    assert (code, failure.launched) == (0, 1), text
+    assert (logits[-1] == 7).all() and (ids[-1] == 7).all(), "wrote past the last row"
+    return logits[:-1], ids[:-1]
 
 
-def _pages_past(offset_bytes, page_size, stride=4):
-    return -(-offset_bytes // (page_size * 132 // 4 * stride))
+def run_dense(rows, aiter):
+    layout = rows.layout
+    width = -(-max(layout.lengths) // 256) * 256
+    out = torch.full((rows.rows, width), float("nan"))
+    q = torch.from_numpy(rows.q).view(torch.float8_e4m3fnuz)
+    flat = torch.frombuffer(rows.memory, dtype=torch.uint8)
+    cache = flat.as_strided((rows.pages, layout.page_size, 1, 132), (rows.page_stride, 132, 132, 1))
+    aiter.deepgemm_fp8_paged_mqa_logits(
+        q.view(rows.requests, layout.next_n, layout.heads, 128),
+        cache,
+        torch.from_numpy(rows.weights),
+        out,
+        torch.tensor(layout.lengths, dtype=torch.int32),
+        torch.from_numpy(rows.table),
+        width,
+        Preshuffle=True,
+        KVBlockSize=layout.page_size,
+        ChunkK=256,
+        WavePerEU=2,
+    )
+    return out.numpy()
 
 
 _FUSED = {32: 0, 64: 0b111101}  # as compiled by Triton 3.6.0; the bits below fail where they differ
 
-_LAYOUTS = {
-    "plain": Layout(),
-    "plain, 32 heads": Layout(heads=32),
-    "an end for every row": Layout(ends_per_row=True),
-    "blocks of 16": Layout(block_size=16),
-    "blocks of 24 cross pages of 64": Layout(block_size=24),
-    "pages of 16, blocks of 40": Layout(page_size=16, block_size=40),
-    "pages of 128": Layout(page_size=128, next_n=3),
-    "lengths around 2,048": Layout(next_n=1, lengths=(2047, 2048, 2049)),
-    "lengths around a page": Layout(next_n=1, lengths=(63, 64, 65, 127, 128, 129)),
-    "one live column": Layout(lengths=(1, 0, -5, -(2**31)), next_n=2),
-    "no live column": Layout(lengths=(0, -5, -(2**31)), next_n=1),
-    "offsets past 2^31": Layout(first_page=_pages_past(2**31 - 8448, 64)),
-    "offsets past 2^32": Layout(first_page=_pages_past(2**32 - 8448, 64)),
-    "offsets past 2^32, 32 heads, an end for every row": Layout(
-        heads=32, first_page=_pages_past(2**32, 64), ends_per_row=True
-    ),
-    "page stride of 1.25 pages": Layout(stride=5),
-    "page stride of 3 pages past 2^32": Layout(stride=12, first_page=_pages_past(2**32, 64, 12)),
-    "page ids outside the cache": Layout(wild_pages=True),
-    "one request of eight rows": Layout(next_n=8, lengths=(300,)),
-}
 
-
-@pytest.mark.parametrize("name", _LAYOUTS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_layout(name, aiter, launchers):
     from dsv41topk import cand_logits
 
-    layout = _LAYOUTS[name]
+    layout = LAYOUTS[name]
     rows = Rows(layout)
     variant = cand_logits.Variant(_FUSED[layout.heads], False)
-    logits, ids = rows.run_ours(launchers, variant)
+    logits, ids = run_ours(rows, launchers, variant)
     expected = rows.expected_ids()
     np.testing.assert_array_equal(ids, expected)
     live = expected >= 0
@@ -385,7 +241,7 @@ def test_layout(name, aiter, launchers):
     assert relative.max() < 1e-5
     if layout.wild_pages:
         return  # the dense kernel would read outside the cache
-    dense = rows.run_dense(aiter)
+    dense = run_dense(rows, aiter)
     picked = np.take_along_axis(dense, np.maximum(expected, 0), axis=1)[live]
     assert (np.abs(picked - truth) / truth).max() < 1e-5
     different = int((picked.view(np.int32) != logits[live].view(np.int32)).sum())
