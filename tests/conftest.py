@@ -23,6 +23,10 @@ import pytest
 from helpers import backends, buffers, harness
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "launched: only on backends that run csrc/launch.c")
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--backends",
@@ -34,8 +38,8 @@ def pytest_addoption(parser):
         "--flavour",
         default="plain",
         choices=sorted(harness.FLAVOURS),
-        help="how the backends native and harness are compiled; `sanitized` needs an environment "
-        "that tests/harness/test_sanitizers.py makes",
+        help="how the backends native, harness and gfx942 are compiled; `sanitized` needs an "
+        "environment that tests/harness/test_sanitizers.py makes",
     )
     parser.addoption(
         "--require-gpu", action="store_true", help="a test of rung 6 that is skipped has failed"
@@ -51,7 +55,8 @@ def _rung(item):
     """The rung on which a test runs; see this file's head."""
     callspec = getattr(item, "callspec", None)
     if callspec is not None and "backend" in callspec.params:
-        return RUNG_OF_BACKEND[callspec.params["backend"]]
+        # Not a name: a test that no backend of this machine can run.
+        return RUNG_OF_BACKEND.get(callspec.params["backend"], 2)
     if item.path.name in ("test_reference.py", "test_resources.py"):
         return 1 if item.path.name == "test_reference.py" else 4
     return RUNG_OF_FOLDER.get(item.path.parent.name, 2)
@@ -90,8 +95,11 @@ def _chosen(config):
 
 
 def pytest_generate_tests(metafunc):
+    names = _chosen(metafunc.config)
+    if metafunc.definition.get_closest_marker("launched"):
+        names = [name for name in names if name in backends.LAUNCHED]
     if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", _chosen(metafunc.config), indirect=True, scope="session")
+        metafunc.parametrize("backend", names, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +109,7 @@ def backend(request):
     if reason:
         pytest.fail(f"--backends {request.param}: {reason}")
     flavour = request.config.getoption("--flavour")
-    if request.param not in ("native", "harness"):
+    if request.param not in ("native", *backends.LAUNCHED):
         return backends.backend(request.param)
     buffers.heap_blocks = flavour == "sanitized"
     return backends.backend(request.param, flavour)

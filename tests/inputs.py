@@ -116,6 +116,15 @@ NORMAL = Distribution("normal", _normal)
 MASKED = Distribution("masked", _masked)
 REAL_TEXT = Distribution("real_text", _real_text)
 HALF_INTEGERS = Distribution("half_integers", lambda g, r, w: np.round(_normal(g, r, w) * 2) / 2)
+FEW_NAN = Distribution("few_nan", _few_nan)
+NOT_NUMBERS = [
+    FEW_NAN,
+    Distribution("raw_bits", _raw_bits),
+    Distribution("nan_both_signs", _nan_both_signs),
+    Distribution("inf_heavy", _inf_heavy),
+]
+"""NaN of both signs and infinities."""
+
 USUAL = [NORMAL, MASKED, REAL_TEXT, HALF_INTEGERS]
 """For shapes that are too long for all."""
 
@@ -124,10 +133,7 @@ DISTRIBUTIONS = [
     Distribution("model_like", _model_like),
     equal_leading_bits(12),
     equal_leading_bits(22),
-    Distribution("raw_bits", _raw_bits),
-    Distribution("nan_both_signs", _nan_both_signs),
-    Distribution("few_nan", _few_nan),
-    Distribution("inf_heavy", _inf_heavy),
+    *NOT_NUMBERS,
     Distribution("all_equal", lambda g, r, w: np.full((r, w), 1.5, np.float32)),
     Distribution("all_minus_inf", lambda g, r, w: np.full((r, w), -np.inf, np.float32)),
     Distribution(

@@ -115,7 +115,8 @@ class _Harness(_Launched):
 class _Gfx942(_Launched):
     name = "gfx942"
 
-    def __init__(self, *flags):
+    def __init__(self, flavour="plain"):
+        flags = ["-ffast-math"] if flavour == "fast-math" else []
         module = importlib.import_module("dsv41topk.bench.emulator_runtime")
         self.runtime = module.EmulatorRuntime()
         library = harness.harness().library  # for its launch.c and runtime.c
@@ -200,6 +201,8 @@ _BACKENDS = {
     "cuda": (_Cuda, _cuda_unavailable),
 }
 NAMES = tuple(_BACKENDS)
+LAUNCHED = ("harness", "gfx942")
+"""Those that run csrc/launch.c with scratch and a device of the test's choice."""
 
 
 @functools.cache

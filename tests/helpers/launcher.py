@@ -122,6 +122,7 @@ class Launcher(_Calls):
         self._libc = ctypes.CDLL(None)
         self._libc.free.argtypes = [ctypes.c_void_p]
         self.scratch_pattern = 0xA5
+        self._scratch_block, self._scratch_bytes = ctypes.c_void_p(), 0
         library.dsv41_error_text.restype = ctypes.c_char_p
         for name in ("top_k", "candidate_top_k", "compact_top_k", "candidate_blocks"):
             getattr(library, f"dsv41_{name}_scratch_bytes").restype = ctypes.c_size_t
@@ -150,20 +151,28 @@ class Launcher(_Calls):
                 f"{text} ({failure.code}) from {kernel}, {failure.launched} launched"
             )
 
+    def _scratch(self, size):
+        """A block of exactly that size: from malloc, so that under ASan a write past it is found.
+
+        With `scratch_pattern` None it keeps what earlier calls left in it.
+        """
+        if self.scratch_pattern is not None or size > self._scratch_bytes:
+            self._libc.free(self._scratch_block)
+            self._scratch_block, self._scratch_bytes = ctypes.c_void_p(), size
+            if size:
+                block = ctypes.byref(self._scratch_block)
+                assert self._libc.posix_memalign(block, 256, ctypes.c_size_t(size)) == 0
+                pattern = 0xA5 if self.scratch_pattern is None else self.scratch_pattern
+                ctypes.memset(self._scratch_block, pattern, size)
+        return self._scratch_block
+
     def _call(self, name, args):
         device = ctypes.byref(self.device)
         size = getattr(self.library, f"dsv41_{name}_scratch_bytes")(device, ctypes.byref(args))
-        scratch = ctypes.c_void_p()
-        if size:
-            # From malloc, so that under ASan a write past it is a finding.
-            assert self._libc.posix_memalign(ctypes.byref(scratch), 256, ctypes.c_size_t(size)) == 0
-            ctypes.memset(scratch, self.scratch_pattern, size)
+        scratch = self._scratch(size)
         failure = abi.Failure()
-        try:
-            getattr(self.library, f"dsv41_{name}")(
-                device, None, scratch, ctypes.byref(args), ctypes.byref(failure)
-            )
-        finally:
-            self._libc.free(scratch)
+        getattr(self.library, f"dsv41_{name}")(
+            device, None, scratch, ctypes.byref(args), ctypes.byref(failure)
+        )
         self._check(failure)
         return failure.launched
