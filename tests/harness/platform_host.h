@@ -80,6 +80,29 @@ DSV41_INLINE int wave_scan_add(int value, HARNESS_SITE) {
   return static_cast<int>(sum);
 }
 
+/* The smallest and the largest value of the wave, of values that are no NaN. */
+DSV41_INLINE float wave_extreme(float value, bool largest, const char* name, harness::Site site) {
+  const uint64_t* values = harness::exchange(__builtin_bit_cast(uint32_t, value), name, site);
+  float best = value;
+  for (unsigned i = 0; i < harness::live_lanes(); i++) {
+    const float other = __builtin_bit_cast(float, static_cast<uint32_t>(values[i]));
+    if (largest ? other > best : other < best) best = other;
+  }
+  return best;
+}
+DSV41_INLINE float wave_min(float value, HARNESS_SITE) {
+  return wave_extreme(value, false, "wave_min", site);
+}
+DSV41_INLINE float wave_max(float value, HARNESS_SITE) {
+  return wave_extreme(value, true, "wave_max", site);
+}
+
+/* On the GPU: keeps the compiler from computing something early and holding it in registers. */
+template <class T>
+DSV41_INLINE T opaque(T value) {
+  return value;
+}
+
 template <int kMask>
 DSV41_INLINE float swap_lanes(float value, HARNESS_SITE) {
   static_assert(kMask > 0 && kMask < 16, "within 16 lanes");
