@@ -81,19 +81,23 @@ DSV41_INLINE int wave_scan_add(int value, HARNESS_SITE) {
 }
 
 /* The smallest and the largest value of the wave, of values that are no NaN. */
-DSV41_INLINE float wave_extreme(float value, bool largest, const char* name, harness::Site site) {
+template <class T>
+DSV41_INLINE T wave_extreme(T value, bool largest, const char* name, harness::Site site) {
+  static_assert(sizeof(T) == 4);
   const uint64_t* values = harness::exchange(__builtin_bit_cast(uint32_t, value), name, site);
-  float best = value;
+  T best = value;
   for (unsigned i = 0; i < harness::live_lanes(); i++) {
-    const float other = __builtin_bit_cast(float, static_cast<uint32_t>(values[i]));
+    const T other = __builtin_bit_cast(T, static_cast<uint32_t>(values[i]));
     if (largest ? other > best : other < best) best = other;
   }
   return best;
 }
-DSV41_INLINE float wave_min(float value, HARNESS_SITE) {
+template <class T>
+DSV41_INLINE T wave_min(T value, HARNESS_SITE) {
   return wave_extreme(value, false, "wave_min", site);
 }
-DSV41_INLINE float wave_max(float value, HARNESS_SITE) {
+template <class T>
+DSV41_INLINE T wave_max(T value, HARNESS_SITE) {
   return wave_extreme(value, true, "wave_max", site);
 }
 
@@ -103,12 +107,12 @@ DSV41_INLINE T opaque(T value) {
   return value;
 }
 
-template <int kMask>
-DSV41_INLINE float swap_lanes(float value, HARNESS_SITE) {
+template <int kMask, class T>
+DSV41_INLINE T swap_lanes(T value, HARNESS_SITE) {
   static_assert(kMask > 0 && kMask < 16, "within 16 lanes");
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint64_t* values = harness::exchange(bits, "swap_lanes", site);
-  return __builtin_bit_cast(float, static_cast<uint32_t>(values[lane_id() ^ kMask]));
+  return __builtin_bit_cast(T, static_cast<uint32_t>(values[lane_id() ^ kMask]));
 }
 
 DSV41_INLINE WaveMask unordered_lanes(float a, float b, HARNESS_SITE) {
