@@ -115,15 +115,15 @@ int dsv41_logits_serves(const Dsv41CandidateLogitsArgs* args) {
   uintptr_t loads =
       (uintptr_t)args->q | (uintptr_t)args->kv_cache | (uintptr_t)args->page_stride_bytes;
   return args->fp8 == DSV41_E4M3FNUZ && loads % kLoadBytes == 0 && args->pages > 0 &&
-         args->table_columns > 0 && row_slots <= (int64_t)kMaxGridY * kTileSlots;
+         args->page_stride_bytes <= INT32_MAX && args->table_columns > 0 &&
+         row_slots <= (int64_t)kMaxGridY * kTileSlots;
 }
 
 int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream,
                         const Dsv41CandidateLogitsArgs* args, Dsv41Failure* failure) {
   int64_t keys_bytes = (int64_t)args->page_size * kHeadSize;
   int64_t table_end = (int64_t)args->table_columns * args->page_size;
-  int64_t page_stride_bytes = args->page_stride_bytes;
-  int64_t scale_page_stride = page_stride_bytes / (int64_t)sizeof(float);
+  int32_t page_stride_bytes = (int32_t)args->page_stride_bytes;
   const uint8_t* scales = args->kv_cache + keys_bytes;
   int32_t rows_per_request = args->rows_per_request;
   int32_t table_end_clamped = (int32_t)(table_end < INT32_MAX ? table_end : INT32_MAX);
@@ -134,7 +134,6 @@ int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream,
       (void*)&args->kv_cache,
       &page_stride_bytes,
       &scales,
-      &scale_page_stride,
       (void*)&args->pages,
       (void*)&args->ends.lens,
       &rows_per_request,

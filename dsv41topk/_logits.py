@@ -52,9 +52,8 @@ _DENSE_PARAMETERS = ("Preshuffle", "KVBlockSize", "ChunkK", "TotalCuCount", "Wav
 SIGNATURE = {
     "q": "*fp8e4b8",
     "keys": "*fp8e4b8",
-    "page_stride_bytes": "i64",
+    "page_stride_bytes": "i32",
     "scales": "*fp32",
-    "scale_page_stride": "i64",
     "pages": "i32",
     "seq_lens": "*i32",
     "rows_per_request": "i32",
@@ -478,7 +477,6 @@ def kernel_arguments(
         cache,
         page_bytes,
         cache + page_size * 128,
-        page_bytes // 4,
         inputs.kv_cache.shape[0],
         ends,
         inputs.row_ends.shape[1],

@@ -119,7 +119,6 @@ def candidate_logits_kernel(
     keys,
     page_stride_bytes,
     scales,
-    scale_page_stride,
     pages,
     seq_lens,
     rows_per_request,
@@ -202,15 +201,16 @@ def candidate_logits_kernel(
     page_of_row = (column.to(gl.uint32) // PageSize).to(gl.int32)
     page = gl.load(block_table + request.to(gl.int64) * block_table_stride + page_of_row)
     live = live & (page >= 0) & (page < pages)
-    page = gl.where(live, page, 0).to(gl.int64)
+    # One multiplication of two 32-bit numbers to 64 bits: offsets pass 2^32 in a cache of 4 GiB.
+    page_offset = gl.where(live, page, 0).to(gl.int64) * page_stride_bytes.to(gl.int64)
     key = (column.to(gl.uint32) % PageSize).to(gl.int32)
     dim = gl.arange(0, _HEAD_SIZE, layout=gl.SliceLayout(1, key_layout))
-    key_offset = page * page_stride_bytes + (
+    key_offset = page_offset + (
         key // _KEY_GROUP * (_KEY_GROUP * _HEAD_SIZE) + key % _KEY_GROUP * 16
     )
     dim_offset = dim // 16 * (_KEY_GROUP * 16) + dim % 16
     key_tile = gl.load(keys + key_offset[None, :] + dim_offset[:, None])
-    scale = gl.load(scales + page * scale_page_stride + key)
+    scale = gl.load(scales + (page_offset >> 2) + key)
 
     zero = gl.zeros((Heads, _TILE), dtype=gl.float32, layout=mfma_layout)
     scores = gl.amd.cdna3.mfma(q_tile, key_tile, zero)

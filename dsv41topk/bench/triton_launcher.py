@@ -157,7 +157,6 @@ def measure(rows: int = 6, heads: int = 64, page_size: int = 64) -> dict[str, fl
                 keys,
                 page_size * 132,
                 cache.view(torch.float32),
-                page_size * 33,
                 16,
                 torch.ones(1, dtype=torch.int32),
                 rows,
