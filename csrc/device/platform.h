@@ -133,7 +133,8 @@ DSV41_INLINE int thread_id() { return threadIdx.x; }
 DSV41_INLINE int workgroup_x() { return blockIdx.x; }
 DSV41_INLINE int workgroup_y() { return blockIdx.y; }
 DSV41_INLINE int lane_id() { return threadIdx.x & (kWaveSize - 1); }
-DSV41_INLINE int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
+/* Nothing to do here, and a shuffle would hang in a branch that not all lanes take. */
+DSV41_INLINE int uniform(int value) { return value; }
 
 DSV41_INLINE WaveMask ballot(bool predicate) { return __ballot_sync(kAllLanes, predicate); }
 DSV41_INLINE int count(WaveMask mask) { return __popc(mask); }

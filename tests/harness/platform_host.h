@@ -2,7 +2,7 @@
  *
  * The host's filling of csrc/device/platform.h, for the harness alone: every function that
  * platform.h gives to the kernels, made of the rendezvous of fibres.h. Where the hardware would
- * take anything, this one is strict: a lane number must be one, and what is called uniform must be.
+ * take anything, this one is strict: a lane number must be one.
  */
 #ifndef DSV41TOPK_TESTS_HARNESS_PLATFORM_HOST_H_
 #define DSV41TOPK_TESTS_HARNESS_PLATFORM_HOST_H_
@@ -37,15 +37,7 @@ DSV41_INLINE int checked_lane(int lane, harness::Site site) {
   return lane;
 }
 
-DSV41_INLINE int uniform(int value, HARNESS_SITE) {
-  const uint64_t* values = harness::exchange(static_cast<uint32_t>(value), "uniform", site);
-  for (unsigned i = 0; i < harness::live_lanes(); i++)
-    if (values[i] != values[0])
-      harness::fail("not uniform: lane 0 brings %d, lane %u %d (%s:%d)",
-                    static_cast<int>(values[0]), i, static_cast<int>(values[i]), site.file,
-                    site.line);
-  return value;
-}
+DSV41_INLINE int uniform(int value) { return value; }
 
 DSV41_INLINE WaveMask ballot(bool predicate, HARNESS_SITE) {
   return static_cast<WaveMask>(harness::ballot(predicate, site));
