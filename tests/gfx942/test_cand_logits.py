@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import abi, aiter_source
-from helpers.indexer_rows import LAYOUTS, Rows
+from helpers.indexer_rows import LAYOUTS, Layout, Rows
 
-from dsv41topk import _logits, _logits_check
+from dsv41topk import _logits, _logits_check, reference
 from dsv41topk.bench import emulator, triton_launcher
 from dsv41topk.bench.emulator_runtime import EmulatorRuntime
 
@@ -246,6 +246,25 @@ def test_layout(name, aiter, launchers):
     assert (np.abs(picked - truth) / truth).max() < 1e-5
     different = int((picked.view(np.int32) != logits[live].view(np.int32)).sum())
     assert different == 0, f"{different} of {live.sum()} differ"
+
+
+@pytest.mark.parametrize("heads", [32, 64])
+def test_the_best_512_are_those_of_the_dense_logits(heads, aiter, launchers):
+    """Selected by the oracle from both kernels' machine-code results, entry by entry."""
+    from dsv41topk import cand_logits
+
+    layout = Layout(heads=heads, next_n=3, lengths=(1500, 2049, 513))
+    rows = Rows(layout)
+    variant = cand_logits.Variant(_FUSED[heads], False)
+    logits, ids = run_ours(rows, launchers, variant)
+    lens = rows.lens.reshape(-1)
+    ours = reference.compact_top_k_512(logits, ids, lens, layout.next_n)
+    dense = run_dense(rows, aiter)
+    masked = reference.candidate_top_k_512(
+        dense, layout.next_n, lens, rows.candidates, layout.block_size
+    )
+    np.testing.assert_array_equal(ours, masked)
+    assert (ours[:6] >= 0).all() and len(np.unique(ours[0])) == 512
 
 
 def test_the_c_launcher_declines_what_the_kernel_cannot_take(launchers):
