@@ -76,7 +76,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         The file cannot be read, lacks an array, or has one of another dtype or rank.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: numpy leaves a file open that turns out to be none of its own.
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             step: dict[str, Any] = {name: file[name] for name in file.files}
     except Exception as error:  # zipfile, zlib, numpy and the system each have their own
         raise StepFileError(f"{path}: cannot be read as .npz: {error}") from error
