@@ -21,6 +21,7 @@ Anything else closes this one hook, with one warning. AITER, Triton and torch ar
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 import inspect
@@ -305,13 +306,17 @@ def launches_from_c(kernel: Any) -> bool:
 
 
 def triton_launcher(kernel: Any) -> Callable[..., None]:
-    """Return a call of Triton's own launcher, which takes addresses as integers too."""
+    """Return a call of Triton's own launcher, which takes addresses as integers too.
+
+    The handle that it makes on its first use belongs to the device that is current then.
+    """
+    own = copy.copy(kernel)
     constants = list(kernel.src.constants.values())
 
     def launch(grid_x: int, grid_y: int, stream: int, *args: int) -> None:
-        run = kernel.run  # makes kernel.function on its first use
+        run = own.run  # makes own.function
         run(
-            grid_x, grid_y, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
+            grid_x, grid_y, 1, stream, own.function, own.packed_metadata, None, None, None,
             *args, *constants,
         )  # fmt: skip
 

@@ -184,6 +184,31 @@ def test_no_match(inputs, scores):
     assert verdict.differing == min(counts)
 
 
+class PartlyBroken(FakeRunner):
+    """Compiles only what `able` says."""
+
+    def compile(self, fused, fp_fusion, ends_per_row):
+        if not self.able(fused):
+            raise NotImplementedError(f"cannot compile {fused}")
+        return super().compile(fused, fp_fusion, ends_per_row)
+
+
+def test_a_variant_that_does_not_compile_is_passed_over(inputs, scores):
+    runner = PartlyBroken(inputs, scores, PATTERN, {True: 0, False: PATTERN})
+    runner.able = lambda fused: fused == PLAIN
+    verdict = _logits_check.run_check(runner, inputs)
+    assert (verdict.fused, verdict.differing) == (PLAIN, 0)
+    assert verdict.tried[0].endswith("NotImplementedError")
+
+
+def test_nothing_that_compiles(inputs, scores):
+    runner = PartlyBroken(inputs, scores, PATTERN, {True: 0, False: 0})
+    runner.able = lambda fused: False
+    with pytest.raises(RuntimeError, match="no variant") as caught:
+        _logits_check.run_check(runner, inputs)
+    assert isinstance(caught.value.__cause__, NotImplementedError)
+
+
 @pytest.mark.parametrize("form", [False, True])
 def test_one_wrong_slot_is_a_difference(inputs, scores, form):
     """One bit, one id, a live value in an empty slot: each alone is found, in either form."""
