@@ -29,6 +29,12 @@ DSV41_INLINE uint32_t key_of(float value) {
   return (float_bits(value) & 0x7fffffffu) > 0x7f800000u ? kKeyNan : key_of_number(value);
 }
 
+/* The value of a number's key. */
+DSV41_INLINE float number_of_key(uint32_t key) {
+  uint32_t flip = key & 0x80000000u ? 0x80000000u : 0xffffffffu;
+  return bits_float(key ^ flip);
+}
+
 }  // namespace dsv41
 
 #endif  // DSV41TOPK_DEVICE_ORDER_H_

@@ -22,6 +22,7 @@
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
+#define DSV41_INLINE_MEMBER __device__ __attribute__((always_inline))
 #define DSV41_INLINE static inline __device__ __attribute__((always_inline))
 /* The second number of HIP's __launch_bounds__ would be waves per execution unit (SIMD). */
 #define DSV41_KERNEL(threads) \
@@ -42,6 +43,7 @@ DSV41_INLINE int uniform(int value) { return __builtin_amdgcn_readfirstlane(valu
 
 DSV41_INLINE WaveMask ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
 DSV41_INLINE int count(WaveMask mask) { return __builtin_popcountll(mask); }
+DSV41_INLINE bool has_lane(WaveMask mask) { return mask >> lane_id() & 1; }
 /* Lanes of the mask below this one, plus `add`. */
 DSV41_INLINE int count_below(WaveMask mask, int add) {
   return __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(mask >> 32),
@@ -56,8 +58,8 @@ DSV41_INLINE int shuffle(int value, int lane) {
 DSV41_INLINE int read_lane(int value, int lane) { return __builtin_amdgcn_readlane(value, lane); }
 
 /* The value of lane ^ kMask, within 16 lanes: DPP, no LDS. */
-template <int kMask>
-DSV41_INLINE float swap_lanes(float value) {
+template <int kMask, class T>
+DSV41_INLINE T swap_lanes(T value) {
   static_assert(kMask == 1 || kMask == 2 || kMask == 3 || kMask == 7 || kMask == 15,
                 "the DPP controls that are used: quad permutations and the two mirrors");
   constexpr int kControl = kMask == 1   ? 0xb1
@@ -65,9 +67,8 @@ DSV41_INLINE float swap_lanes(float value) {
                            : kMask == 3 ? 0x1b
                            : kMask == 7 ? 0x141
                                         : 0x140;
-  int bits = __builtin_bit_cast(int, value);
-  return __builtin_bit_cast(float,
-                            __builtin_amdgcn_update_dpp(bits, bits, kControl, 0xf, 0xf, true));
+  const int bits = __builtin_bit_cast(int, value);
+  return __builtin_bit_cast(T, __builtin_amdgcn_update_dpp(bits, bits, kControl, 0xf, 0xf, true));
 }
 
 /* Inclusive sum over the lanes up to this one, with the row and broadcast steps of DPP: six
@@ -83,12 +84,40 @@ DSV41_INLINE int wave_scan_add(int value) {
   return x;
 }
 
+/* The same value, which the compiler takes for a new one: a comparison with it is made again where its
+ * mask would be kept in SGPRs until they spill. */
+DSV41_INLINE float opaque(float value) {
+  __asm__ volatile("" : "+v"(value));
+  return value;
+}
+
+DSV41_INLINE uint32_t opaque(uint32_t value) {
+  __asm__ volatile("" : "+v"(value));
+  return value;
+}
+
 /* The lanes where a or b is NaN. In assembly, so that -ffast-math cannot promise it away. */
 DSV41_INLINE WaveMask unordered_lanes(float a, float b) {
   WaveMask mask;
   __asm__("v_cmp_u_f32_e64 %0, %1, %2" : "=s"(mask) : "v"(a), "v"(b));
   return mask;
 }
+
+/* The smallest and the largest of the wave, in all lanes. */
+DSV41_INLINE uint32_t wave_min(uint32_t value) {
+  uint32_t other;
+  value = (other = swap_lanes<1>(value)) < value ? other : value;
+  value = (other = swap_lanes<2>(value)) < value ? other : value;
+  value = (other = swap_lanes<7>(value)) < value ? other : value;
+  value = (other = swap_lanes<15>(value)) < value ? other : value;
+  uint32_t rows = __builtin_amdgcn_readlane(value, 0);
+  for (int lane = 16; lane < kWaveSize; lane += 16) {
+    uint32_t row = __builtin_amdgcn_readlane(value, lane);
+    rows = row < rows ? row : rows;
+  }
+  return rows;
+}
+DSV41_INLINE uint32_t wave_max(uint32_t value) { return ~wave_min(~value); }
 
 /* Workgroup barrier: LDS written before it is seen after it. Global memory is not ordered. */
 DSV41_INLINE void barrier() {
@@ -120,6 +149,7 @@ DSV41_INLINE uint32_t lds_max(uint32_t* address, uint32_t value) {
 
 #elif defined(__CUDACC__)
 
+#define DSV41_INLINE_MEMBER __device__ __forceinline__
 #define DSV41_INLINE static __device__ __forceinline__
 #define DSV41_KERNEL(threads) extern "C" __global__ __launch_bounds__(threads)
 
@@ -138,6 +168,7 @@ DSV41_INLINE int uniform(int value) { return value; }
 
 DSV41_INLINE WaveMask ballot(bool predicate) { return __ballot_sync(kAllLanes, predicate); }
 DSV41_INLINE int count(WaveMask mask) { return __popc(mask); }
+DSV41_INLINE bool has_lane(WaveMask mask) { return mask >> lane_id() & 1; }
 /* Lanes of the mask below this one, plus `add`. */
 DSV41_INLINE int count_below(WaveMask mask, int add) {
   return __popc(mask & ((1u << lane_id()) - 1)) + add;
@@ -149,10 +180,14 @@ DSV41_INLINE int shuffle(int value, int lane) { return __shfl_sync(kAllLanes, va
 DSV41_INLINE int read_lane(int value, int lane) { return __shfl_sync(kAllLanes, value, lane); }
 
 /* The value of lane ^ kMask, within 16 lanes. */
-template <int kMask>
-DSV41_INLINE float swap_lanes(float value) {
+template <int kMask, class T>
+DSV41_INLINE T swap_lanes(T value) {
   return __shfl_xor_sync(kAllLanes, value, kMask);
 }
+
+/* The smallest and the largest of the wave, in all lanes. */
+DSV41_INLINE uint32_t wave_min(uint32_t value) { return __reduce_min_sync(kAllLanes, value); }
+DSV41_INLINE uint32_t wave_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 
 /* Inclusive sum over the lanes up to this one. */
 DSV41_INLINE int wave_scan_add(int value) {
@@ -163,6 +198,10 @@ DSV41_INLINE int wave_scan_add(int value) {
   }
   return value;
 }
+
+/* gfx942 keeps too many masks without it; here there is nothing to hide. */
+DSV41_INLINE float opaque(float value) { return value; }
+DSV41_INLINE uint32_t opaque(uint32_t value) { return value; }
 
 /* The lanes where a or b is NaN. By bits, so that -use_fast_math cannot promise it away. */
 DSV41_INLINE WaveMask unordered_lanes(float a, float b) {

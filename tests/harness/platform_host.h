@@ -16,6 +16,7 @@
 #define __device__
 #define __shared__ static __attribute__((section("dsv41_lds")))
 #define DSV41_INLINE static inline __attribute__((always_inline))
+#define DSV41_INLINE_MEMBER __attribute__((always_inline))
 #define DSV41_KERNEL(threads) extern "C"
 
 namespace dsv41 {
@@ -42,6 +43,7 @@ DSV41_INLINE int uniform(int value) { return value; }
 DSV41_INLINE WaveMask ballot(bool predicate, HARNESS_SITE) {
   return static_cast<WaveMask>(harness::ballot(predicate, site));
 }
+DSV41_INLINE bool has_lane(WaveMask mask) { return mask >> lane_id() & 1; }
 DSV41_INLINE int count(WaveMask mask) { return __builtin_popcountll(mask); }
 DSV41_INLINE int count_below(WaveMask mask, int add) {
   return count(mask & ((WaveMask{1} << lane_id()) - 1)) + add;
