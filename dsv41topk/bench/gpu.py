@@ -39,6 +39,8 @@ CANDIDATE_LENGTHS = (32_768, 131_072, 1 << 20)
 FLUSH_BYTES = 256 << 20
 MOST_CALLS = 32
 """In one graph; fewer where their rows are more than 1 GiB together."""
+MOST_FAULTS = 4
+"""A device that faulted once answers nothing any more."""
 
 Call = Callable[[], object]
 
@@ -177,6 +179,7 @@ class VllmOperators:
         ctypes.CDLL(library, mode=os.RTLD_LAZY | os.RTLD_GLOBAL)
         self._ops = torch.ops._C
         self._workspace = torch.zeros(4 << 20, dtype=torch.uint8, device="cuda")
+        self.notes: set[str] = set()
 
     def call(
         self, name: str, rows: torch.Tensor, lens: torch.Tensor, longest: int, out: torch.Tensor
@@ -215,17 +218,19 @@ def measure_top_k(bench: Bench, shape: Shape, vllm: VllmOperators | None) -> Fig
     for name in vllm.names if vllm else ():
         assert vllm is not None
         out.fill_(-1)
-        first = vllm.call(name, sets[0], lens, shape.live, out[0])
         peers[name] = None
-        if first is None:
+        calls = [vllm.call(name, sets[i], lens, shape.live, out[i]) for i in range(count)]
+        taken = [call for call in calls if call is not None]
+        if not taken:
             continue
         try:
-            bench.eager(first)
-        except RuntimeError:
-            continue
-        if _as_good(live[0], out[0], right):
-            calls = (vllm.call(name, sets[i], lens, shape.live, out[i]) for i in range(count))
-            peers[name] = bench.microseconds([call for call in calls if call is not None])
+            bench.eager(taken[0])
+            if _as_good(live[0], out[0], right):
+                peers[name] = bench.microseconds(taken)
+            else:
+                vllm.notes.add(f"{name}: wrong on {shape}")
+        except RuntimeError as error:
+            vllm.notes.add(f"{name}: {str(error).splitlines()[0]}")
     return Figure(shape, time_of_ours, peers)
 
 
@@ -394,31 +399,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         vllm.names = tuple(n for n in vllm.names if n not in options.without)
     bench = Bench(int(options.pool_gib * (1 << 18)) << 10, options.repeats, options.seed)
     figures: list[Figure] = []
+    faults: list[str] = []
     todo = list(shapes(options.quick))
-    for done, shape in enumerate(todo):
-        if time.perf_counter() - start > options.seconds:
-            print(
-                f"{len(todo) - done} of {len(todo)} shapes left out: {options.seconds:.0f} s passed"
-            )
-            break
-        measure = MEASURE.get(shape.call)
-        figures.append(measure(bench, shape) if measure else measure_top_k(bench, shape, vllm))
-        if done % 16 == 15:
-            torch.cuda.empty_cache()  # what graphs that are gone held
-    peers = ["torch", *(vllm.names if vllm else ())]
-    print(
-        f"{about['gpu']}, torch {about['torch']}; microseconds a call, ours right on every shape\n"
-    )
-    print_figures(figures, peers)
-    print_summary(figures)
-    print(f"\n{time.perf_counter() - start:.0f} s")
+    try:
+        for done, shape in enumerate(todo):
+            if time.perf_counter() - start > options.seconds or len(faults) > MOST_FAULTS:
+                print(f"{len(todo) - done} of {len(todo)} shapes left out")
+                break
+            measure = MEASURE.get(shape.call)
+            try:
+                figures.append(
+                    measure(bench, shape) if measure else measure_top_k(bench, shape, vllm)
+                )
+            except (AssertionError, RuntimeError) as error:
+                faults.append(f"{shape}: {error}")
+            if done % 16 == 15:
+                torch.cuda.empty_cache()  # what graphs that are gone held
+    except KeyboardInterrupt:
+        print("interrupted")
     if options.json:
         rows = [
             dataclasses.asdict(f.shape) | {"ours_us": f.ours, "peers_us": f.peers, "ratio": f.ratio}
             for f in figures
         ]
-        write_json(options.json, {"machine": about, "figures": rows})
-    return 0
+        write_json(options.json, {"machine": about, "faults": faults, "figures": rows})
+    print(f"{about['gpu']}, torch {about['torch']}; microseconds a call, ours checked first\n")
+    print_figures(figures, ["torch", *(vllm.names if vllm else ())])
+    print_summary(figures)
+    for note in sorted(vllm.notes)[:10] if vllm else ():
+        print(f"peer {note}")
+    for fault in faults:
+        print(f"WRONG {fault[:400]}")
+    print(f"\n{len(figures)} of {len(todo)} shapes in {time.perf_counter() - start:.0f} s")
+    return 1 if faults or not figures else 0
 
 
 if __name__ == "__main__":
