@@ -51,7 +51,7 @@ _LDS_BASE = _LDS_APERTURE << 32
 _LDS_BYTES = 64 << 10
 _PRIVATE_APERTURE = 0x3000  # reported to the kernel, but flat access to scratch is not emulated
 
-_END, _BARRIER, _COMPILE, _BUDGET, _BAD_PC, _GPR_INDEXING = range(6)
+_END, _BARRIER, _COMPILE, _BUDGET, _BAD_PC, _GPR_INDEXING, _FAULT = range(7)
 _NO_MEMORY, _LDS, _LDS_ATOMIC, _GLOBAL = range(4)
 (
     _CALL, _AT_BARRIER, _GET_PC, _SET_PC, _SWAP_PC, _CALL_PC, _GLOBAL_LOAD_LDS, _SWIZZLE, _BPERMUTE,
@@ -248,7 +248,7 @@ def _engine() -> ctypes.CDLL:
     ]  # fmt: skip
     engine.start_waves.restype = None
     engine.run_waves.argtypes = [
-        pointer, ctypes.c_int, pointer, pointer, u32, ctypes.c_int, u64, pointer, pointer
+        pointer, ctypes.c_int, pointer, pointer, u32, ctypes.c_int, u64, pointer, pointer, pointer
     ]  # fmt: skip
     return engine
 
@@ -752,7 +752,7 @@ class Kernel:
         Stats
         """
         _map_lds()
-        code, engine = self._code, _engine()
+        code = self._code
         threads = math.prod(block)
         if not 0 < threads <= self.resources["max_threads"]:
             raise ValueError(
@@ -761,81 +761,106 @@ class Kernel:
         lds = self._lds + dynamic_lds
         if lds > _LDS_BYTES:
             raise ValueError(f"{self.name}: {lds} bytes of LDS")
-        waves = -(-threads // WAVE)
         kernargs = self._kernargs(args, grid, block, dynamic_lds)
         scalars, first_id = self._scalars(kernargs, grid, block, lds)
         enabled = [axis for axis in range(3) if self._rsrc2 >> 7 + axis & 1]
         random = np.random.default_rng(seed)
-        workgroups = list(only) if only is not None else list(np.ndindex(*reversed(grid)))
-        if only is None:
-            workgroups = [tuple(reversed(number)) for number in workgroups]
+        workgroups = [(x, y, z) for z, y, x in np.ndindex(*reversed(grid))]
+        if only is not None:
+            workgroups = list(only)
         if seed is not None:
             random.shuffle(workgroups)
+        waves = -(-threads // WAVE)
         stats = Stats(self, waves, len(workgroups))
         counted = Stats(self, waves, 1) if measure else stats
-        sgpr, vgpr, accumulators = (
-            _aligned((waves, n), np.uint32) for n in (_SGPRS, _VGPRS * WAVE, _VGPRS * WAVE)
-        )
-        scratch = _aligned((waves, max(self._scratch * WAVE, 64)), np.uint8)
-        table = (_Wave * waves)()
-        for w, wave in enumerate(table):
-            wave.sgpr, wave.vgpr = sgpr[w].ctypes.data, vgpr[w].ctypes.data
-            wave.bufs[:] = [
-                wave.sgpr, wave.vgpr, 0, _LDS_BASE, scratch[w].ctypes.data,
-                accumulators[w].ctypes.data
-            ]  # fmt: skip
-            # The engine counts by dword of the image, of which the kernel is a part.
-            wave.count, wave.lanes, wave.extra = (
-                numbers[w].ctypes.data - 8 * self.first_dword
-                for numbers in (counted.count, counted.lanes, counted.extra)
-            )
-        image = _Image(
-            ctypes.addressof(code.ops),
-            code.base,
-            self.first_dword,
-            self.first_dword + self.dwords,
-            measure,
-        )
+        state = _Waves(waves, self._scratch, counted, self.first_dword)
+        end = self.first_dword + self.dwords
+        image = _Image(ctypes.addressof(code.ops), code.base, self.first_dword, end, measure)
+        turns = _Turns(int(random.integers(2**63)), quantum, seed is not None, limit)
         start, compiled = time.perf_counter(), code.compile_seconds
-        state = ctypes.c_uint64(int(random.integers(2**63)))
-        which = ctypes.c_int()
         for workgroup in workgroups:
             dirt = int(random.integers(2**32)) if seed is not None else 0
             ctypes.memset(_LDS_BASE, 0xA5 if seed is None else dirt & 255, _LDS_BYTES)
-            ids = np.array([workgroup[axis] for axis in enabled], np.uint32)
-            engine.start_waves(
-                table,
-                waves,
-                threads,
-                scalars.ctypes.data,
-                first_id,
-                ids.ctypes.data,
-                len(ids),
-                dirt,
-            )
-            ran = ctypes.c_uint64(0)
+            state.start(threads, scalars, first_id, [workgroup[axis] for axis in enabled], dirt)
             while True:
-                result = engine.run_waves(
-                    table, waves, ctypes.byref(image), ctypes.byref(state), quantum, seed is not
-                    None, limit, ctypes.byref(ran), ctypes.byref(which),
-                )  # fmt: skip
+                result, wave = state.run(image, turns)
                 if result == _END:
-                    if measure:
-                        stats.add(counted)
-                        counted.clear()
                     break
-                pc = int(sgpr[which.value, 256]) | int(sgpr[which.value, 257]) << 32
+                pc = state.pc(wave)
                 if result != _COMPILE:
-                    reason = {
-                        _BUDGET: f"more than {limit:,} instructions",
-                        _BAD_PC: "a jump out of the kernel",
-                    }
+                    reason = turns.reason(result)
                     raise RuntimeError(
-                        f"{self.name}: workgroup {workgroup}, wave {which.value}, "
-                        f"offset {pc - code.base:#x}, "
-                        f"seed {seed}: {reason.get(result, 'GPR indexing that is not emulated')}"
+                        f"{self.name}: workgroup {workgroup}, wave {wave}, offset "
+                        f"{pc - code.base:#x}, seed {seed}: {reason}"
                     )
                 code.compile_at(pc)
+            if measure:
+                stats.add(counted)
+                counted.clear()
         stats.compile_seconds = code.compile_seconds - compiled
         stats.seconds = time.perf_counter() - start - stats.compile_seconds
         return stats
+
+
+class _Turns:
+    """How waves take turns, and what became of the last one."""
+
+    def __init__(self, seed: int, quantum: int, shuffle: bool, limit: int) -> None:
+        self.random = ctypes.c_uint64(seed)
+        self.quantum, self.shuffle, self.limit = quantum, shuffle, limit
+        self.ran, self.address = ctypes.c_uint64(), ctypes.c_uint64()
+        self.which = ctypes.c_int()
+
+    def reason(self, result: int) -> str:
+        """Return in words why a wave stopped."""
+        return {
+            _BUDGET: f"more than {self.limit:,} instructions",
+            _BAD_PC: "a jump out of the kernel",
+            _GPR_INDEXING: "GPR indexing that is not emulated",
+            _FAULT: f"a fault at address {self.address.value:#x}",
+        }[result]
+
+
+class _Waves:
+    """Registers, scratch and counters of a workgroup's waves, as the engine takes them."""
+
+    def __init__(self, count: int, scratch: int, counted: Stats, first_dword: int) -> None:
+        self._sgpr = _aligned((count, _SGPRS), np.uint32)
+        self._vgpr, self._accumulators = (
+            _aligned((count, _VGPRS * WAVE), np.uint32) for _ in range(2)
+        )
+        self._scratch = _aligned((count, max(scratch * WAVE, 64)), np.uint8)
+        self._table = (_Wave * count)()
+        for w, wave in enumerate(self._table):
+            wave.sgpr, wave.vgpr = self._sgpr[w].ctypes.data, self._vgpr[w].ctypes.data
+            places = self._scratch[w].ctypes.data, self._accumulators[w].ctypes.data
+            wave.bufs[:] = [wave.sgpr, wave.vgpr, 0, _LDS_BASE, *places]
+            # The engine counts by dword of the image, of which the kernel is a part.
+            wave.count, wave.lanes, wave.extra = (
+                numbers[w].ctypes.data - 8 * first_dword
+                for numbers in (counted.count, counted.lanes, counted.extra)
+            )
+
+    def start(
+        self, threads: int, scalars: np.ndarray, first_id: int, ids: Sequence[int], dirt: int
+    ) -> None:
+        """Put the waves at the kernel's entry."""
+        numbers = np.array(ids, np.uint32)
+        _engine().start_waves(
+            self._table, len(self._table), threads, scalars.ctypes.data, first_id,
+            numbers.ctypes.data, len(numbers), dirt,
+        )  # fmt: skip
+
+    def run(self, image: _Image, turns: _Turns) -> tuple[int, int]:
+        """Run on; return why the engine stopped, and at which wave."""
+        turns.ran.value = 0
+        result = _engine().run_waves(
+            self._table, len(self._table), ctypes.byref(image), ctypes.byref(turns.random),
+            turns.quantum, turns.shuffle, turns.limit, ctypes.byref(turns.ran),
+            ctypes.byref(turns.which), ctypes.byref(turns.address),
+        )  # fmt: skip
+        return result, turns.which.value
+
+    def pc(self, wave: int) -> int:
+        """Return the address of a wave's next instruction."""
+        return int(self._sgpr[wave, 256]) | int(self._sgpr[wave, 257]) << 32

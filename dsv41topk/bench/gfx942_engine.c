@@ -8,6 +8,8 @@
  * DPP, ds_swizzle, ds_permute, ds_bpermute, program counter arithmetic, global_load_lds and GPR
  * indexing.
  */
+#include <setjmp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -52,7 +54,7 @@ struct Op {
   u64 alternative; /* kDpp: the same instruction without DPP */
 };
 
-enum Result { kEnd, kAtBarrier, kCompile, kBudget, kBadPc, kGprIndexing };
+enum Result { kEnd, kAtBarrier, kCompile, kBudget, kBadPc, kGprIndexing, kFault };
 
 struct Wave {
   u32* sgpr;
@@ -355,12 +357,43 @@ void start_waves(struct Wave* waves, int count, u32 threads, const u32* scalars,
   }
 }
 
+static sigjmp_buf fault_return;
+static volatile u64 fault_address;
+
+static void on_fault(int signal, siginfo_t* info, void* context) {
+  (void)signal;
+  (void)context;
+  fault_address = (u64)info->si_addr;
+  siglongjmp(fault_return, 1);
+}
+
+static int take_turns(struct Wave* waves, int count, const struct Image* image, u64* random,
+                      u32 quantum, int shuffle, u64 limit, u64* ran, int* which);
+
 /* Runs the waves of a workgroup to their end, or until one needs Python (kCompile: then call again)
  * or failed; *which is that wave. quantum 0: a wave runs to its barrier before another is looked
  * at; else 1 to quantum instructions at a time, at random. shuffle: the next wave is a random one.
  */
 int run_waves(struct Wave* waves, int count, const struct Image* image, u64* random, u32 quantum,
-              int shuffle, u64 limit, u64* ran, int* which) {
+              int shuffle, u64 limit, u64* ran, int* which, u64* address) {
+  struct sigaction action = {0}, segv, bus;
+  int result;
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, &segv);
+  sigaction(SIGBUS, &action, &bus);
+  if (sigsetjmp(fault_return, 1) == 0)
+    result = take_turns(waves, count, image, random, quantum, shuffle, limit, ran, which);
+  else
+    result = kFault;
+  *address = fault_address;
+  sigaction(SIGSEGV, &segv, NULL);
+  sigaction(SIGBUS, &bus, NULL);
+  return result;
+}
+
+static int take_turns(struct Wave* waves, int count, const struct Image* image, u64* random,
+                      u32 quantum, int shuffle, u64 limit, u64* ran, int* which) {
   int runnable[64];
   for (;;) {
     int n = 0, waiting = 0;
@@ -375,9 +408,9 @@ int run_waves(struct Wave* waves, int count, const struct Image* image, u64* ran
       continue;
     }
     int w = runnable[shuffle ? random_next(random) % (u64)n : 0];
+    *which = w;
     int result =
         run_wave(waves + w, image, quantum ? 1 + random_next(random) % quantum : limit, ran);
-    *which = w;
     if (result == kEnd || result == kAtBarrier)
       waves[w].state = result;
     else if (result != kBudget || *ran >= limit)

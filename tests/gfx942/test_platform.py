@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from helpers import gfx942, harness
+from helpers import buffers, gfx942, harness
 from helpers.abi import ROOT, Runtime
 
 from dsv41topk.bench import emulator
@@ -115,3 +115,12 @@ def test_in_machine_code(probe, quantum):
         assert stats.barriers == 2
         assert stats.waves == 4
         assert stats.by_operation()["ds_bpermute_b32"] == 4
+
+
+def test_a_read_past_a_block_is_an_error_that_names_the_place(probe):
+    out = np.empty((WORDS, THREADS), np.uint32)
+    bits = buffers.block(THREADS - 4, np.uint32)
+    args = struct.pack("<QQ", bits.ctypes.data, out.ctypes.data)
+    with pytest.raises(RuntimeError, match=r"probe_kernel: .*wave 0, .*a fault at address 0x"):
+        probe.launch((1, 1, 1), (THREADS, 1, 1), [args])
+    test_in_machine_code(probe, 0)  # nothing is left behind

@@ -5,9 +5,12 @@
 
 #include "fibres.h"
 
+#include <dlfcn.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -351,6 +354,52 @@ void run_workgroup(std::mt19937_64& random) {
   }
 }
 
+// ---- faults
+// ---------------------------------------------------------------------------------------
+
+#if defined(__SANITIZE_ADDRESS__)
+struct FaultHandler {};  // ASan's own report is better
+#else
+// An access outside of every block (helpers/buffers.py puts a page that faults behind each) ends
+// the launch, not the process.
+void on_fault(int signal, siginfo_t* info, void* context) {
+  if (!current) {  // not a kernel's
+    std::signal(signal, SIG_DFL);
+    return;
+  }
+#if defined(__x86_64__)
+  const void* pc =
+      reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+#else
+  const void* pc = reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.pc);
+#endif
+  Dl_info library{};
+  dladdr(pc, &library);
+  fail("fault: thread %u at address %p [+0x%lx]", place.thread, info->si_addr,
+       static_cast<long>(static_cast<const char*>(pc) -
+                         static_cast<const char*>(library.dli_fbase)) +
+           1);
+}
+
+class FaultHandler {
+ public:
+  FaultHandler() {
+    struct sigaction action{};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;  // it leaves by a switch of stacks, not by returning
+    sigaction(SIGSEGV, &action, &segv_);
+    sigaction(SIGBUS, &action, &bus_);
+  }
+  ~FaultHandler() {
+    sigaction(SIGSEGV, &segv_, nullptr);
+    sigaction(SIGBUS, &bus_, nullptr);
+  }
+
+ private:
+  struct sigaction segv_, bus_;
+};
+#endif
+
 // ---- the runtime double
 // ---------------------------------------------------------------------------------------------
 
@@ -382,6 +431,7 @@ int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, un
     error("a workgroup of %u x %u x %u threads", block_x, block_y, block_z);
   if (lds_bytes) error("dynamic LDS");
   make_stacks();
+  [[maybe_unused]] const FaultHandler handler;
   counts.launches++;
   launches_ever++;
   running_params = params[0];

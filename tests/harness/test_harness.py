@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import abi
+from helpers import abi, buffers
 from helpers import harness as rung3
 from helpers.abi import ROOT
 
@@ -107,6 +107,12 @@ def test_divergence_is_an_error_that_names_both_places(harness, kernel, places):
     out = np.zeros(THREADS, np.int32)
     assert run(harness, "right", out) == 0
     assert (out == THREADS * (THREADS - 1) // 2).all()
+
+
+def test_a_read_past_a_block_is_an_error_that_names_the_line(harness):
+    out = buffers.block(THREADS, np.int32)
+    assert run(harness, "read_past_end", out, count=THREADS, grid=1) != 0
+    assert re.search(r"fault: thread 0 at address 0x\w+ \(.*faults.cpp:\d+\)", harness.error())
 
 
 def test_kernel_names_are_found():

@@ -96,8 +96,8 @@ def _compile(flavour, library):
             str(work / f"{source.parent.name}-{source.stem}.o"),
         ]
         running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
-    for command, process in running:
-        _, errors = process.communicate()
+    ended = [(command, process.communicate()[1], process) for command, process in running]
+    for command, errors, process in ended:
         if process.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{errors}")
     temporary = library.with_suffix(f".{os.getpid()}")
@@ -165,7 +165,7 @@ class Harness:
         address = hex(int(match[1], 16) - 1)  # a return address: the call is just before it
         command = ["addr2line", "-e", self.library._name, address]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return f"({found.strip()})"
+        return f"({found.split(' (')[0].strip()})"
 
 
 @functools.cache
