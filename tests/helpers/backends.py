@@ -21,6 +21,7 @@ from helpers.abi import CSRC
 from helpers.buffers import held_by
 from helpers.launcher import Launcher, NativeCalls
 
+from dsv41topk._cache import Fp8Array
 from dsv41topk.bench import emulator
 
 CALLS = (
@@ -29,6 +30,7 @@ CALLS = (
     "compact_top_k_512",
     "compact_top_k_512_regs",
     "candidate_blocks",
+    "candidate_logits",
 )
 
 
@@ -68,6 +70,13 @@ class _Cpu(Backend):
     def __init__(self):
         package = importlib.import_module("dsv41topk")
         self.calls = {name: getattr(package, name) for name in CALLS}
+        self.calls["candidate_logits"] = self._candidate_logits
+
+    @staticmethod
+    def _candidate_logits(q, kv_cache, weights, seq_lens, next_n, *args, fp8):
+        package = importlib.import_module("dsv41topk")
+        q = Fp8Array(q.reshape(-1, next_n, *q.shape[1:]), fp8)
+        package.candidate_logits(q, kv_cache, weights, seq_lens, next_n, *args)
 
 
 class _Native(Backend):
@@ -141,6 +150,13 @@ class _Cuda(Backend):
         self._torch = importlib.import_module("torch")
         package = importlib.import_module("dsv41topk")
         self.calls = {name: functools.partial(self._call, getattr(package, name)) for name in CALLS}
+        self.calls["candidate_logits"] = functools.partial(self._call, self._candidate_logits)
+
+    def _candidate_logits(self, q, kv_cache, weights, seq_lens, next_n, *args, fp8):
+        kind = {"e4m3fn": self._torch.float8_e4m3fn, "e4m3fnuz": self._torch.float8_e4m3fnuz}[fp8]
+        q = q.view(kind).view(-1, next_n, *q.shape[1:])
+        package = importlib.import_module("dsv41topk")
+        package.candidate_logits(q, kv_cache, weights, seq_lens, next_n, *args)
 
     def _call(self, function, *args, **kwargs):
         torch = self._torch
@@ -157,11 +173,9 @@ class _Cuda(Backend):
         """The same view of a copy of everything that the array's block holds."""
         held = held_by(array).view(np.uint8).reshape(-1)
         whole = self._torch.from_numpy(held).cuda()
-        kind = {np.dtype(np.float32): self._torch.float32, np.dtype(np.int32): self._torch.int32}[
-            array.dtype
-        ]
-        offset = (array.ctypes.data - held.ctypes.data) // 4
-        strides = [s // 4 for s in array.strides]
+        kind = getattr(self._torch, array.dtype.name)
+        offset = (array.ctypes.data - held.ctypes.data) // array.itemsize
+        strides = [s // array.itemsize for s in array.strides]
         return whole.view(kind).as_strided(array.shape, strides, offset), whole, held
 
 

@@ -90,6 +90,26 @@ class _Calls:
             ),
         )  # fmt: skip
 
+    def candidate_logits(
+        self, q, kv_cache, weights, seq_lens, next_n, block_table, candidates, block_size, out_logits,
+        out_ids, fp8,
+    ):  # fmt: skip
+        """The call of this name, `q` as uint8 codes [rows, heads, 128] of the format `fp8`."""
+        return self._call(
+            "candidate_logits",
+            abi.CandidateLogitsArgs(
+                q=_address(q), kv_cache=_address(kv_cache), page_stride_bytes=kv_cache.strides[0],
+                weights=_address(weights), weights_stride=weights.strides[0] // 4,
+                ends=row_ends(seq_lens, next_n), block_table=_address(block_table),
+                block_table_stride=block_table.strides[0] // 4, candidates=_address(candidates),
+                candidates_stride=candidates.strides[0] // 4, out_logits=_address(out_logits),
+                out_ids=_address(out_ids), rows=q.shape[0], rows_per_request=next_n,
+                pages=kv_cache.shape[0], page_size=kv_cache.shape[1], table_columns=block_table.shape[1],
+                slots=candidates.shape[1], block_size=block_size, heads=q.shape[1],
+                fp8=abi.ENUMS[f"DSV41_{fp8.upper()}"],
+            ),
+        )  # fmt: skip
+
 
 class NativeCalls(_Calls):
     """The CPU kernels of csrc/cpu."""
@@ -168,6 +188,11 @@ class Launcher(_Calls):
 
     def _call(self, name, args):
         device = ctypes.byref(self.device)
+        if name == "candidate_logits":  # the one that never takes scratch
+            failure = abi.Failure()
+            self.library.dsv41_candidate_logits(device, None, ctypes.byref(args), ctypes.byref(failure))
+            self._check(failure)
+            return failure.launched
         size = getattr(self.library, f"dsv41_{name}_scratch_bytes")(device, ctypes.byref(args))
         scratch = self._scratch(size)
         failure = abi.Failure()
