@@ -36,9 +36,14 @@ static unsigned ceil_div(int64_t value, int64_t by) { return (unsigned)((value +
 
 /* ---- top_k_per_row_decode_512 ------------------------------------------------------------------------------------ */
 
+/* Every row starts at a 16-byte boundary. The stride of a single row is not looked at. */
+static int rows_are_aligned(const float* logits, int64_t stride, int32_t rows) {
+  return (uintptr_t)logits % 16 == 0 && (rows == 1 || stride % 4 == 0);
+}
+
 static int takes_register_select(const Dsv41TopKArgs* args) {
-  return args->register_select && (args->rows == 1 || args->logits_stride % 4 == 0) &&
-         (uintptr_t)args->logits % 16 == 0 && args->width <= kMaxRegisterCols;
+  return args->register_select && args->width <= kMaxRegisterCols &&
+         rows_are_aligned(args->logits, args->logits_stride, args->rows);
 }
 
 /* Maxima of a row of the buffer's width, 0 when one launch reads such a row by itself. */
@@ -79,9 +84,16 @@ size_t dsv41_candidate_top_k_scratch_bytes(const Dsv41Device* device, const Dsv4
 
 int dsv41_candidate_top_k(const Dsv41Device* device, void* stream, void* scratch,
                           const Dsv41CandidateTopKArgs* args, Dsv41Failure* failure) {
-  (void)device, (void)stream, (void)scratch, (void)args;
+  (void)scratch;
   failure->launched = 0;
-  return failure->code = DSV41_NO_KERNEL;
+  failure->code = DSV41_OK;
+  if (args->rows == 0) return DSV41_OK;
+  if ((int64_t)args->slots * args->block_size > kDirectCols) return failure->code = DSV41_NO_KERNEL;
+  CandidateSelectParams params = {.args = *args};
+  params.block_count = (int32_t)ceil_div(args->width, args->block_size);
+  params.vectors = args->block_size % 4 == 0 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
+  return dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_SELECT, (unsigned)args->rows, 1, kSelectThreads,
+                             stream, &params, failure);
 }
 
 /* ---- compact_top_k_512 and compact_top_k_512_regs ---------------------------------------------------------------- */
@@ -93,9 +105,13 @@ size_t dsv41_compact_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41C
 
 int dsv41_compact_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41CompactTopKArgs* args,
                         Dsv41Failure* failure) {
-  (void)device, (void)stream, (void)scratch, (void)args;
+  (void)scratch;
   failure->launched = 0;
-  return failure->code = DSV41_NO_KERNEL;
+  failure->code = DSV41_OK;
+  if (args->rows == 0) return DSV41_OK;
+  if (!args->register_select) return failure->code = DSV41_NO_KERNEL;
+  return dsv41_device_launch(device, DSV41_KERNEL_COMPACT_SELECT, (unsigned)args->rows, 1, kSelectThreads,
+                             stream, args, failure);
 }
 
 /* ---- candidate_blocks -------------------------------------------------------------------------------------------- */

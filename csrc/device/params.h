@@ -15,4 +15,11 @@ typedef struct TopKSelectParams {
   int64_t direct_cols;   /* rows of at most this many live columns have no maxima */
 } TopKSelectParams;
 
+/* candidate_select_kernel: the call's own arguments and how the rows are read. */
+typedef struct CandidateSelectParams {
+  Dsv41CandidateTopKArgs args;
+  int32_t block_count; /* ids outside [0, block_count) are empty slots */
+  int32_t vectors;     /* 1: blocks are whole 16-byte vectors of every row */
+} CandidateSelectParams;
+
 #endif /* DSV41TOPK_DEVICE_PARAMS_H_ */

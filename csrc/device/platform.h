@@ -235,6 +235,9 @@ namespace dsv41 {
 struct alignas(16) Float4 {
   float x, y, z, w;
 };
+struct alignas(16) Int4 {
+  int32_t x, y, z, w;
+};
 
 DSV41_INLINE uint32_t float_bits(float value) { return __builtin_bit_cast(uint32_t, value); }
 DSV41_INLINE float bits_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }

@@ -23,6 +23,11 @@ DSV41_INLINE void write_short_row(int32_t* indices, int end, int threads) {
   for (int i = thread_id(); i < DSV41_TOP_K; i += threads) indices[i] = i < end ? i : -1;
 }
 
+/* A row of fewer than 512 live candidates ends in -1s. Called by the whole workgroup. */
+DSV41_INLINE void fill_rest(int32_t* indices, int written, int threads) {
+  for (int i = written + thread_id(); i < DSV41_TOP_K; i += threads) indices[i] = -1;
+}
+
 }  // namespace dsv41
 
 #endif  // DSV41TOPK_DEVICE_ROW_H_

@@ -16,7 +16,9 @@
  * cut again. NaN, too many survivors or too few take the other way, select_by_radix: a radix select over
  * the registers by ordered keys.
  *
- * Ties are settled by position, so positions must ascend with columns.
+ * Ties are settled by place, the lowest first. kAscending says that places ascend with positions, as they do in a
+ * dense row: then many equal values are counted off in order. Otherwise (candidates in any order) the places of the
+ * equal values become the keys of another select.
  */
 #ifndef DSV41TOPK_DEVICE_SELECT_H_
 #define DSV41TOPK_DEVICE_SELECT_H_
@@ -38,8 +40,15 @@ static_assert(kBins % (4 * kWaveSize) == 0, "each lane reads whole vectors of bi
 constexpr int kSurvivorsPerLane = kSurvivors / kSelectThreads;
 
 struct alignas(8) Survivor {
-  uint32_t bits; /* the float; in `listed` the key */
-  int32_t place; /* what is emitted; in `listed` the position among the survivors */
+  uint32_t bits; /* the float */
+  int32_t place; /* what is emitted: a column, or a group */
+};
+
+/* A value in the bin of the cut. */
+struct Listed {
+  uint32_t key;
+  int32_t place;
+  int32_t position; /* among the survivors */
 };
 
 struct SelectLds {
@@ -48,7 +57,7 @@ struct SelectLds {
   int above[kSelectWaves];
   int tied[kSelectWaves];
   int listed_count;
-  Survivor listed[kWaveSize];
+  Listed listed[kWaveSize];
   Survivor survivors[kSurvivors];
 };
 
@@ -132,10 +141,17 @@ DSV41_INLINE void add_to_bins(int* histogram, bool active, int bin) {
   if (active && !shared) lds_add(&histogram[bin], 1);
 }
 
+/* Where places do not ascend, the equal keys at the cut are ranked by place: better keys become the largest, the
+ * equal ones take keys that fall with the place, in [1, kPlaceKeys], and the rest is out. */
+constexpr uint32_t kPlaceKeys = 0x80000000u;
+DSV41_INLINE uint32_t key_by_place(uint32_t key, uint32_t cut, int place) {
+  return key > cut ? kKeyNan : key < cut ? kKeyNotLive : kPlaceKeys - static_cast<uint32_t>(place);
+}
+
 /* The exact way for any values: a radix select over the registers, by key; kKeyNotLive does not count.
  * Of fewer than 512 live values all are emitted. Returns how many were. */
-template <int kItems, class PlaceOf, class Emit>
-DSV41_INLINE int select_by_radix(const uint32_t (&keys)[kItems], PlaceOf place_of, Emit emit,
+template <bool kAscending, int kItems, class PlaceOf, class Emit>
+DSV41_INLINE int select_by_radix(uint32_t (&keys)[kItems], PlaceOf place_of, Emit emit,
                                  SelectLds& lds) {
   const int wave = wave_id();
   int alive = 0;
@@ -149,6 +165,7 @@ DSV41_INLINE int select_by_radix(const uint32_t (&keys)[kItems], PlaceOf place_o
 
   uint32_t low = 1, span = 0xfffffffeu; /* keys of [low, low + span] are undecided */
   int need = DSV41_TOP_K;
+  bool by_place = false;
   constexpr int kBinBits = 31 - __builtin_clz(kBins);
   for (int shift = 32 - kBinBits; alive > DSV41_TOP_K; shift = shift > kBinBits ? shift - kBinBits : 0) {
 #pragma unroll
@@ -162,7 +179,16 @@ DSV41_INLINE int select_by_radix(const uint32_t (&keys)[kItems], PlaceOf place_o
     low += static_cast<uint32_t>(cut.bin) << shift;
     uint32_t width = (1u << shift) - 1;
     span = width < 0xffffffffu - low ? width : 0xffffffffu - low;
-    if (cut.count == need || shift == 0) break;
+    if (cut.count == need) break;
+    if (shift == 0) {
+      if (kAscending || by_place) break;
+      by_place = true;
+#pragma unroll
+      for (int i = 0; i < kItems; i++) keys[i] = key_by_place(keys[i], low, place_of(i));
+      low = 1;
+      span = kPlaceKeys - 1;
+      shift = 32; /* the next round starts from the top */
+    }
     barrier(); /* without it a fast wave clears bins that a slow one still reads */
     clear_histogram(lds);
     barrier();
@@ -210,7 +236,7 @@ DSV41_INLINE int select_by_radix(const uint32_t (&keys)[kItems], PlaceOf place_o
 }
 
 /* The exact select among the `total` survivors in LDS, 512 of them or more, all at least `low`. */
-template <class Emit>
+template <bool kAscending, class Emit>
 DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit emit, SelectLds& lds) {
   const int wave = wave_id();
   const int per_lane = (total + kSelectThreads - 1) / kSelectThreads;
@@ -220,6 +246,7 @@ DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit 
 #pragma unroll
   for (int i = 0; i < kSurvivorsPerLane; i++) {
     keys[i] = kKeyNotLive;
+    places[i] = 0;
     int at = first + i * kWaveSize + lane_id();
     if (i < per_lane && at < total) {
       Survivor survivor = lds.survivors[at];
@@ -251,7 +278,18 @@ DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit 
     } else {
       high = 0xffffffffu;
     }
-    if (cut.count == need || cut.count <= kWaveSize || low == high) break;
+    if (cut.count == need || cut.count <= kWaveSize) break;
+    if (low == high) {
+      if (kAscending) break;
+      /* Places differ, so this cannot come twice: a bin of one place has a count of 1. */
+#pragma unroll
+      for (int i = 0; i < kSurvivorsPerLane; i++) {
+        if (i >= per_lane) break;
+        keys[i] = key_by_place(keys[i], low, places[i]);
+      }
+      low = 1;
+      high = kPlaceKeys;
+    }
     barrier(); /* without it a fast wave clears bins that a slow one still reads */
     clear_histogram(lds);
     barrier();
@@ -269,7 +307,7 @@ DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit 
     if (!whole && !ranked) tied += count(ballot(inside));
     if (ranked && inside) {
       int slot = lds_add(&lds.listed_count, 1);
-      lds.listed[slot] = {keys[i], first + i * kWaveSize + lane_id()};
+      lds.listed[slot] = {keys[i], places[i], first + i * kWaveSize + lane_id()};
     }
   }
   if (lane_id() == 0) {
@@ -279,21 +317,21 @@ DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit 
   barrier();
   int rank = prefix_of(lds.above).before;
   uint32_t cut_key = whole ? low - 1 : high;
-  int cut_position = -1, tied_before = 0, tied_taken = 0;
+  int cut_place = -1, tied_before = 0, tied_taken = 0;
   if (ranked) {
-    Survivor mine = {0, 0};
+    Listed mine = {0, 0, 0};
     if (lane_id() < cut.count) mine = lds.listed[lane_id()];
     int better = 0;
     for (int i = 0; i < cut.count; i++) {
-      uint32_t key = static_cast<uint32_t>(read_lane(static_cast<int>(mine.bits), i));
-      int position = read_lane(mine.place, i);
-      better += key > mine.bits || (key == mine.bits && position < mine.place);
+      uint32_t key = static_cast<uint32_t>(read_lane(static_cast<int>(mine.key), i));
+      int place = read_lane(mine.place, i);
+      better += key > mine.key || (key == mine.key && place < mine.place);
     }
     bool taken = lane_id() < cut.count && better < need;
     int last = lowest_lane(ballot(taken && better == need - 1));
-    cut_key = static_cast<uint32_t>(read_lane(static_cast<int>(mine.bits), last));
-    cut_position = read_lane(mine.place, last);
-    rank += count(ballot(taken && mine.place < first));
+    cut_key = static_cast<uint32_t>(read_lane(static_cast<int>(mine.key), last));
+    cut_place = read_lane(mine.place, last);
+    rank += count(ballot(taken && mine.position < first));
   } else if (!whole) {
     tied_before = prefix_of(lds.tied).before;
     tied_taken = tied_before < need ? tied_before : need;
@@ -301,8 +339,7 @@ DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit 
 #pragma unroll
   for (int i = 0; i < kSurvivorsPerLane; i++) {
     if (i >= per_lane) break;
-    int position = first + i * kWaveSize + lane_id();
-    bool taken = keys[i] > cut_key || (keys[i] == cut_key && position <= cut_position);
+    bool taken = keys[i] > cut_key || (keys[i] == cut_key && places[i] <= cut_place);
     if (!whole && !ranked) {
       bool equal = keys[i] == low;
       WaveMask equal_lanes = ballot(equal);
@@ -315,13 +352,12 @@ DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit 
   }
 }
 
-/* Select among the values; `place_of(i)` is what is emitted for item i, ascending in the order of the
- * row. Values that are not live must be -inf. Returns how many were emitted, 512 unless fewer are live. */
-template <int kItems, class Live, class PlaceOf, class Emit>
-DSV41_INLINE int select_values(const float (&values)[kItems], bool give_up, Live live, PlaceOf place_of,
-                               Emit emit, SelectLds& lds) {
+/* Select among the values; `place_of(i)` is what is emitted for item i and no other, 0 or more. Values that are not live must be -inf. Returns how many were emitted, 512 unless fewer are live. */
+template <bool kAscending, int kItems, class Live, class PlaceOf, class Emit>
+DSV41_INLINE int select_values(const float (&values)[kItems], Live live, PlaceOf place_of, Emit emit,
+                               SelectLds& lds) {
   float largest = values[0];
-  WaveMask odd = ballot(give_up);
+  WaveMask odd = 0;
 #pragma unroll
   for (int i = 0; i < kItems; i += 2) {
     odd |= unordered_lanes(values[i], values[i + 1]);
@@ -372,14 +408,14 @@ DSV41_INLINE int select_values(const float (&values)[kItems], bool give_up, Live
         }
       }
       barrier();
-      select_survivors(prefix.total, low, high, emit, lds);
+      select_survivors<kAscending>(prefix.total, low, high, emit, lds);
       return DSV41_TOP_K;
     }
   }
   uint32_t keys[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; i++) keys[i] = live(i) ? key_of(values[i]) : kKeyNotLive;
-  return select_by_radix(keys, place_of, emit, lds);
+  return select_by_radix<kAscending>(keys, place_of, emit, lds);
 }
 
 }  // namespace dsv41

@@ -31,8 +31,8 @@ DSV41_INLINE void select_direct(const float* logits, int end, int64_t width, int
   float values[4 * kLoads];
   const Span span = load_span<kLoads>(values, logits, end, width);
   const int wave_end = (wave_id() + 1) * wave_span(end) < end ? (wave_id() + 1) * wave_span(end) : end;
-  select_values(
-      values, false, [&](int i) { return span.column(i) < wave_end; },
+  select_values<true>(
+      values, [&](int i) { return span.column(i) < wave_end; },
       [&](int i) { return span.column(i); }, [&](int rank, int column) { indices[rank] = column; },
       lds);
 }
@@ -68,8 +68,8 @@ DSV41_INLINE void select_in_groups(const float* logits, int end, int64_t width, 
         values[i] = logits[first[i / 4] + i % 4];
     }
   }
-  select_values(
-      values, false, [&](int i) { return first[i / 4] + i % 4 < end; },
+  select_values<true>(
+      values, [&](int i) { return first[i / 4] + i % 4 < end; },
       [&](int i) { return first[i / 4] + i % 4; },
       [&](int rank, int column) { indices[rank] = column; }, lds.select);
 }
@@ -81,8 +81,8 @@ DSV41_INLINE void select_groups(const float* maxima, int groups, TopKSelectLds& 
   const Span span = load_span<kLoads>(values, maxima, groups, kMaxMaxima);
   const int wave_end =
       (wave_id() + 1) * wave_span(groups) < groups ? (wave_id() + 1) * wave_span(groups) : groups;
-  select_values(
-      values, false, [&](int i) { return span.column(i) < wave_end; },
+  select_values<true>(
+      values, [&](int i) { return span.column(i) < wave_end; },
       [&](int i) { return span.column(i); }, [&](int rank, int group) { lds.groups[rank] = group; },
       lds.select);
 }
