@@ -58,6 +58,19 @@ DSV41_CLONES static int64_t coarse_maxima(const uint32_t* fine, int64_t n, uint3
   return reaching;
 }
 
+/* From 1,024 to 2,047 groups: columns i, i + groups, i + 2 groups, ... `spare` holds their maxima.
+ */
+DSV41_CLONES static uint32_t bound_of_strided_groups(const AnyBits* in, int64_t n,
+                                                     uint32_t* spare) {
+  const int64_t folds = n / (2 * DSV41_TOP_K), groups = n / folds;
+  for (int64_t i = 0; i < groups; ++i) spare[i] = raw_key(in[i]);
+  for (int64_t f = 1; f < folds; ++f) {
+    const AnyBits* more = in + f * groups;
+    for (int64_t i = 0; i < groups; ++i) spare[i] = key_max(spare[i], raw_key(more[i]));
+  }
+  return dsv41_lower_bound(spare, groups, DSV41_TOP_K, NULL);
+}
+
 DSV41_CLONES static int64_t above_minus_inf(const AnyBits* in, int64_t n) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; ++i) count += in[i] != 0xff800000u;
@@ -77,16 +90,19 @@ DSV41_CLONES static void select_tile(const AnyBits* row, int64_t first, int64_t 
     }
     return;
   }
-  const int64_t group = n <= 4 * kMaxGroups ? 4 : 16;
+  const int64_t group = n < 16 * 2 * DSV41_TOP_K ? 8 : 16;
   const int64_t coarse_groups = n / (group * kPerCoarse), groups = coarse_groups * kPerCoarse;
   dsv41_group_max(row + first, groups, group, fine);
   /* The bound that earlier tiles left is good enough unless the row climbs. */
-  if (coarse_maxima(fine, coarse_groups, coarse, best->bound) > DSV41_TOP_K) {
+  const int64_t reaching = coarse_maxima(fine, coarse_groups, coarse, best->bound);
+  if (best->bound == 0 || reaching > DSV41_TOP_K) {
     const int enough = coarse_groups >= 2 * DSV41_TOP_K;
     best_raise(best, dsv41_lower_bound(enough ? coarse : fine, enough ? coarse_groups : groups,
                                        DSV41_TOP_K, best->spare));
   }
-  /* Masked rows may hold enough values, but in fewer than 512 groups: then at least -inf is out. */
+  /* The values of a masked row may stand in fewer than 512 groups. Groups of columns that lie far
+   * apart find them all the same; if those are too few as well, at least -inf may be out. */
+  if (best->bound == 0) best_raise(best, bound_of_strided_groups(row + first, n, best->spare));
   if (best->bound == 0 && above_minus_inf(row + first, n) >= DSV41_TOP_K) best_raise(best, 1);
   for (int64_t i = 0; i < coarse_groups; ++i) {
     if (coarse[i] < best->bound) continue;
