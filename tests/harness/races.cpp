@@ -50,10 +50,10 @@ Record& record_of(uintptr_t address) {
 }
 
 // Whether nothing orders an access at `before` and one at `now`, made by another lane.
-bool unordered(const harness::Moment& before, const harness::Moment& now, bool many_workgroups,
-               bool many_waves, bool many_lanes) {
+bool unordered(const harness::Moment& before, const harness::Moment& now, bool lds,
+               bool many_workgroups, bool many_waves, bool many_lanes) {
   if (before.launch != now.launch) return false;
-  if (before.workgroup != now.workgroup || many_workgroups) return true;
+  if (before.workgroup != now.workgroup || many_workgroups) return !lds;  // each has LDS of its own
   if (before.barriers != now.barriers) return false;
   if (before.wave != now.wave || many_waves) return true;
   return before.operations == now.operations && (before.lane != now.lane || many_lanes);
@@ -77,13 +77,14 @@ bool unordered(const harness::Moment& before, const harness::Moment& now, bool m
 void touch(uintptr_t address, uint8_t bytes, bool write, bool atomic, const void* from,
            const harness::Moment& now) {
   Record& r = record_of(address);
+  const bool lds = harness::is_lds(reinterpret_cast<void*>(address));
   if ((r.write_bytes & bytes) && !(atomic && r.write_atomic) &&
-      unordered(r.write, now, false, false, false))
+      unordered(r.write, now, lds, false, false, false))
     report(write ? "write after write" : "read after write", r.write, r.write_place, now, from,
            address);
   if (write) {
     if ((r.read_bytes & bytes) && !(atomic && r.read_atomic) &&
-        unordered(r.read, now, r.read_by_workgroups, r.read_by_waves, r.read_by_lanes))
+        unordered(r.read, now, lds, r.read_by_workgroups, r.read_by_waves, r.read_by_lanes))
       report("write after read", r.read, r.read_place, now, from, address);
     r.write = now;
     r.write_place = from;
@@ -94,7 +95,7 @@ void touch(uintptr_t address, uint8_t bytes, bool write, bool atomic, const void
   const bool same_launch = r.read_bytes && r.read.launch == now.launch;
   const bool same_workgroup = same_launch && r.read.workgroup == now.workgroup;
   const bool same_interval = same_workgroup && r.read.barriers == now.barriers;
-  r.read_by_workgroups = same_launch && (r.read_by_workgroups || !same_workgroup);
+  r.read_by_workgroups = same_launch && !lds && (r.read_by_workgroups || !same_workgroup);
   r.read_by_waves = same_interval && (r.read_by_waves || r.read.wave != now.wave);
   r.read_by_lanes = same_interval && r.read.operations == now.operations &&
                     (r.read_by_lanes || r.read.lane != now.lane);

@@ -155,7 +155,7 @@ def test_the_sanitized_build_finds_reads_past_the_end(kernel, report):
 @pytest.mark.parametrize(
     ("kernel", "grid", "ordered", "report"),
     [
-        ("right", 1, None, ""),
+        ("right", 3, None, ""),
         ("missing_barrier", 1, None, "(read after write|write after read), LDS"),
         ("missing_wave_sync", 1, 0, "(read after write|write after read), LDS"),
         ("missing_wave_sync", 1, 1, ""),

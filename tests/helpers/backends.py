@@ -99,7 +99,8 @@ class _Harness(_Launched):
     def __init__(self, flavour="plain"):
         self.harness = harness.harness(flavour)
         self.compute_units = 304
-        super().__init__(Launcher(self.harness.library, self.harness.runtime))
+        library, runtime = self.harness.library, self.harness.runtime
+        super().__init__(Launcher(library, runtime, explained=self.harness.explained))
 
     def prepare(self, seed):
         self.harness.configure(

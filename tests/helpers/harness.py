@@ -158,14 +158,19 @@ class Harness:
         return {name: value.value for name, value in zip(names, values, strict=True)}
 
     def error(self):
-        """The text of the last failed launch, with source lines for code addresses."""
-        return re.sub(r"\[\+(0x\w+)\]", self._line, self.library.harness_error().decode())
+        """The text of the last failed launch."""
+        return self.explained(self.library.harness_error().decode())
 
-    def _line(self, match):
+    def explained(self, text):
+        """A text with source lines for code addresses, innermost first: `a.h:5 < b.hip:9`."""
+        return re.sub(r"\[\+(0x\w+)\]", self._lines, text)
+
+    def _lines(self, match):
         address = hex(int(match[1], 16) - 1)  # a return address: the call is just before it
-        command = ["addr2line", "-e", self.library._name, address]
+        command = ["addr2line", "-i", "-e", self.library._name, address]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return f"({found.split(' (')[0].strip()})"
+        places = [line.split(" (")[0].rsplit("/", 1)[-1] for line in found.splitlines()]
+        return f"({' < '.join(places)})"
 
 
 @functools.cache

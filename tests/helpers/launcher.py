@@ -134,9 +134,12 @@ class Launcher(_Calls):
         Address of a Dsv41Runtime.
     image : bytes
         What its `load` takes.
+    explained : callable
+        Makes an error's text readable.
     """
 
-    def __init__(self, library, runtime, image=b""):
+    def __init__(self, library, runtime, image=b"", explained=str):
+        self._explained = explained
         self.library, self.runtime = library, runtime
         self._image = ctypes.create_string_buffer(image)
         self._libc = ctypes.CDLL(None)
@@ -168,7 +171,8 @@ class Launcher(_Calls):
             ).decode()
             kernel = (failure.kernel or b"?").decode()
             raise LaunchFailure(
-                f"{text} ({failure.code}) from {kernel}, {failure.launched} launched"
+                f"{self._explained(text)} ({failure.code}) from {kernel}, "
+                f"{failure.launched} launched"
             )
 
     def _scratch(self, size):
