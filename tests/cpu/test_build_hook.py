@@ -99,7 +99,7 @@ def hip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_library(target, HELPERS / "fake_gpu.c", "-DFAKE_HIP")
 
 
-@pytest.mark.parametrize("backend", ["auto", "hip"])
+@pytest.mark.parametrize("asked", ["auto", "hip"])
 @pytest.mark.parametrize(
     ("image", "exit_code", "words"),
     [
@@ -108,10 +108,10 @@ def hip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["compiler fails", "wrong architecture"],
 )
-def test_a_broken_build(hip, tmp_path, backend, image, exit_code, words) -> None:
+def test_a_broken_build(hip, tmp_path, asked, image, exit_code, words) -> None:
     compiler = FakeCompiler(tmp_path / "bin", image, exit_code=exit_code)
     settings = {
-        "DSV41TOPK_BACKEND": backend,
+        "DSV41TOPK_BACKEND": asked,
         "DSV41TOPK_HIPCC": str(compiler.path),
         "DSV41TOPK_CACHE_DIR": str(tmp_path / "cache"),
     }
