@@ -231,14 +231,6 @@ typedef struct Dsv41LogitsKernel {
 int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* image, const char* name, unsigned threads,
                       unsigned lds_bytes, Dsv41LogitsKernel* kernel, Dsv41Failure* failure);
 
-/* What is known of these arguments' shape (heads, page_size, block_size, form of the ends) on a device. UNKNOWN: ask
- * dsv41topk._logits.prepare once, and keep its answer; a NULL kernel keeps "closed". Safe with threads; what is found
- * stays valid. forget is for tests, with no call under way. */
-enum { DSV41_LOGITS_UNKNOWN = 0, DSV41_LOGITS_OPEN = 1, DSV41_LOGITS_CLOSED = 2 };
-int dsv41_logits_find(int ordinal, const Dsv41CandidateLogitsArgs* args, const Dsv41LogitsKernel** kernel);
-int dsv41_logits_keep(int ordinal, const Dsv41CandidateLogitsArgs* args, const Dsv41LogitsKernel* kernel);
-void dsv41_logits_forget(void);
-
 /* Whether the compiled kernel takes these arguments: FP8 format, 16-byte alignment of q, cache and pages, sizes. */
 int dsv41_logits_serves(const Dsv41CandidateLogitsArgs* args);
 

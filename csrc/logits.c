@@ -9,8 +9,6 @@
  * own metadata before a kernel comes here.
  */
 #include <limits.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "abi.h"
@@ -42,73 +40,6 @@ int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* imag
   if (failure->code == 0) *kernel = loaded;
   return failure->code;
 }
-
-/* ---- which kernel serves which arguments ----------------------------------------------------- */
-
-typedef struct Served {
-  int ordinal;
-  int heads;
-  int page_size;
-  int block_size;
-  int ends_per_row;
-  int closed;
-  Dsv41LogitsKernel kernel;
-} Served;
-
-enum { kMaxServed = 128 }; /* shapes x devices of a process; production has one shape */
-
-static Served served[kMaxServed];
-static atomic_int served_count; /* entries below it are complete and never change */
-static pthread_mutex_t served_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static const Served* find(int ordinal, const Dsv41CandidateLogitsArgs* args) {
-  int count = atomic_load_explicit(&served_count, memory_order_acquire);
-  for (int i = 0; i < count; i++) {
-    const Served* entry = &served[i];
-    if (entry->ordinal == ordinal && entry->heads == args->heads &&
-        entry->page_size == args->page_size && entry->block_size == args->block_size &&
-        entry->ends_per_row == (args->ends.repeat == 1))
-      return entry;
-  }
-  return NULL;
-}
-
-int dsv41_logits_find(int ordinal, const Dsv41CandidateLogitsArgs* args,
-                      const Dsv41LogitsKernel** kernel) {
-  const Served* entry = find(ordinal, args);
-  *kernel = entry && !entry->closed ? &entry->kernel : NULL;
-  return entry == NULL   ? DSV41_LOGITS_UNKNOWN
-         : entry->closed ? DSV41_LOGITS_CLOSED
-                         : DSV41_LOGITS_OPEN;
-}
-
-int dsv41_logits_keep(int ordinal, const Dsv41CandidateLogitsArgs* args,
-                      const Dsv41LogitsKernel* kernel) {
-  int count, code = DSV41_OK;
-  pthread_mutex_lock(&served_lock);
-  count = atomic_load_explicit(&served_count, memory_order_relaxed);
-  if (find(ordinal, args) == NULL) { /* else another thread was first */
-    if (count == kMaxServed) {
-      code = DSV41_NO_MEMORY;
-    } else {
-      Served* entry = &served[count];
-      *entry = (Served){.ordinal = ordinal,
-                        .heads = args->heads,
-                        .page_size = args->page_size,
-                        .block_size = args->block_size,
-                        .ends_per_row = args->ends.repeat == 1,
-                        .closed = kernel == NULL};
-      if (kernel) entry->kernel = *kernel;
-      atomic_store_explicit(&served_count, count + 1, memory_order_release);
-    }
-  }
-  pthread_mutex_unlock(&served_lock);
-  return code;
-}
-
-void dsv41_logits_forget(void) { atomic_store(&served_count, 0); }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 int dsv41_logits_serves(const Dsv41CandidateLogitsArgs* args) {
   int64_t row_slots = (int64_t)args->slots * args->block_size;

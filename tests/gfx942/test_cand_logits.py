@@ -288,48 +288,6 @@ def test_the_c_launcher_declines_what_the_kernel_cannot_take(launchers):
     assert not serves(slots=2**31 - 1)
 
 
-def test_the_c_table_keeps_a_kernel_for_each_shape_and_device(launchers):
-    kernel_type = abi.STRUCTS["Dsv41LogitsKernel"]
-    unknown, open_, closed = (abi.ENUMS[f"DSV41_LOGITS_{n}"] for n in ("UNKNOWN", "OPEN", "CLOSED"))
-
-    def args(**changes):
-        shape = {"heads": 64, "page_size": 64, "block_size": 8, "ends": abi.Ends(None, 6, 1)}
-        return ctypes.byref(abi.CandidateLogitsArgs(**{**shape, **changes}))
-
-    def found(ordinal, shape):
-        kernel = ctypes.POINTER(kernel_type)()
-        state = launchers.dsv41_logits_find(ordinal, shape, ctypes.byref(kernel))
-        return state, kernel.contents.threads if kernel else None
-
-    others = [
-        (1, args()),
-        (0, args(heads=32)),
-        (0, args(page_size=128)),
-        (0, args(block_size=16)),
-        (0, args(ends=abi.Ends(None, 1, 0))),
-    ]
-    launchers.dsv41_logits_forget()
-    try:
-        assert found(0, args()) == (unknown, None)
-        assert launchers.dsv41_logits_keep(0, args(), ctypes.byref(kernel_type(threads=256))) == 0
-        assert found(0, args()) == (open_, 256)
-        assert found(0, args(ends=abi.Ends(None, 2, 1))) == (open_, 256)  # any next_n
-        assert [found(*other)[0] for other in others] == [unknown] * len(others)
-        for ordinal, shape in others:
-            assert launchers.dsv41_logits_keep(ordinal, shape, None) == 0
-        assert [found(*other) for other in others] == [(closed, None)] * len(others)
-        assert launchers.dsv41_logits_keep(0, args(), None) == 0
-        assert found(0, args()) == (open_, 256), "the first answer stays"
-        kept = 1 + len(others)
-        codes = [
-            launchers.dsv41_logits_keep(2, args(page_size=16 * i), None) for i in range(1, 200)
-        ]
-        assert codes.count(0) == 128 - kept
-        assert set(codes[128 - kept :]) == {abi.ENUMS["DSV41_NO_MEMORY"]}
-    finally:
-        launchers.dsv41_logits_forget()
-
-
 # ---- the whole of prepare, with AITER and Triton -------------------------------------------------
 
 
