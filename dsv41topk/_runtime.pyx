@@ -573,8 +573,8 @@ cdef int launch_by_triton(
     launch(
         args.rows, -(-row_slots // TILE_SLOTS), <uintptr_t> stream,
         <uintptr_t> args.q, <uintptr_t> args.kv_cache, args.page_stride_bytes,
-        <uintptr_t> args.kv_cache + <uintptr_t> args.page_size * 128, args.page_stride_bytes // 4,
-        args.pages, <uintptr_t> args.ends.lens, args.rows_per_request,
+        <uintptr_t> args.kv_cache + <uintptr_t> args.page_size * 128, args.pages,
+        <uintptr_t> args.ends.lens, args.rows_per_request,
         <uintptr_t> args.block_table, args.block_table_stride,
         min(<int64_t> args.table_columns * args.page_size, <int64_t> 0x7FFFFFFF),
         <uintptr_t> args.candidates, args.candidates_stride,

@@ -12,14 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import abi, aiter_source
+from helpers import abi, aiter_source, gfx942
 from helpers.indexer_rows import LAYOUTS, Layout, Rows
 
-from dsv41topk import _logits, _logits_check, reference
+import dsv41topk
+from dsv41topk import _logits, _logits_check, _runtime, reference
 from dsv41topk.bench import emulator, triton_launcher
 from dsv41topk.bench.emulator_runtime import EmulatorRuntime
 
-_MISSING = emulator.unavailable() or aiter_source.unavailable()
+_MISSING = emulator.unavailable() or aiter_source.unavailable() or gfx942.unavailable()
 pytestmark = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
 
 if _MISSING is None:
@@ -312,6 +313,64 @@ def test_prepare_checks_once_and_keeps_the_result(monkeypatch, aiter):
     _logits.reset()  # as a new process
     assert _logits.prepare(0, 32, 64, 8, False).image == plan.image
     assert len(checks) == 1, "the kept result was not used"
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    """The hooks on the gfx942 code object in the emulator, scoring by the kernel of Triton."""
+    runtime = EmulatorRuntime()
+    monkeypatch.setattr(_logits, "make_environment", EmulatorEnvironment)
+    _runtime.install_double(runtime.address, gfx942.image(), triton_logits=True)
+    dsv41topk.enable()
+    yield runtime
+    _runtime.reset()
+
+
+def take(rows, indices):
+    """Call the hook as vLLM does, with torch tensors."""
+    layout = rows.layout
+    shape = (rows.requests, layout.next_n, layout.heads, 128)
+    flat = torch.frombuffer(rows.memory, dtype=torch.uint8)
+    cache = flat.as_strided((rows.pages, layout.page_size, 1, 132), (rows.page_stride, 132, 132, 1))
+    tensors = [torch.from_numpy(a) for a in (rows.weights, rows.lens, rows.table, rows.candidates)]
+    tensors[1] = tensors[1].view(rows.requests, -1) if layout.ends_per_row else tensors[1].view(-1)
+    q = torch.from_numpy(rows.q).view(torch.float8_e4m3fnuz).view(shape)
+    weights, lens, table, candidates = tensors
+    return dsv41topk.candidate_logits_top_k(
+        q, cache, weights, lens, table, candidates, layout.block_size, indices, 512, True, False
+    )
+
+
+@pytest.mark.parametrize("by_triton", [False, True], ids=["launched from C", "by Triton"])
+@pytest.mark.parametrize("ends_per_row", [False, True])
+def test_the_hook_ends_in_the_dense_512(hooks, aiter, monkeypatch, ends_per_row, by_triton):
+    """Torch tensors, DLPack, the launchers, machine code: the entries of dense, mask, top-512."""
+    if by_triton:
+        monkeypatch.setattr(_logits, "launches_from_c", lambda kernel: False)
+    layout = Layout(next_n=2, lengths=(1500, 700, 40), ends_per_row=ends_per_row, stride=5)
+    rows = Rows(layout)
+    wide = torch.full((rows.rows, 600), -777, dtype=torch.int32)
+    assert take(rows, wide[:, 10:522]) is True, _logits.status()
+    lens = rows.lens.reshape(rows.requests, -1) if ends_per_row else rows.lens.reshape(-1)
+    right = reference.candidate_top_k_512(
+        run_dense(rows, aiter), layout.next_n, lens, rows.candidates, layout.block_size
+    )
+    np.testing.assert_array_equal(wide[:, 10:522].numpy(), right)
+    assert (wide[:, :10] == -777).all() and (wide[:, 522:] == -777).all()
+
+
+def test_an_unsuitable_aiter_closes_this_hook_and_no_other(hooks, aiter, monkeypatch, caplog):
+    monkeypatch.delattr(aiter, "deepgemm_fp8_paged_mqa_logits")
+    rows = Rows(LAYOUTS["plain"])
+    indices = torch.full((rows.rows, 512), -777, dtype=torch.int32)
+    for _ in range(3):
+        assert take(rows, indices) is False
+    assert (indices == -777).all() and hooks.launches == 0
+    assert len(caplog.records) == 1
+    logits = torch.randn(2, 1000)
+    lens = torch.tensor([1000, 700], dtype=torch.int32)
+    assert dsv41topk.decode_top_k(logits, 1, lens, indices[:2], 512) is True
+    assert (indices[:2] >= 0).all()
 
 
 def test_a_kernel_with_other_arguments_goes_through_tritons_launcher():
