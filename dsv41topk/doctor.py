@@ -162,7 +162,7 @@ def _checked_vllm() -> list[str]:
 _SERVE_PROBE = """
 import json, logging, sys
 logging.disable(logging.CRITICAL)
-answer = {"torch_error": None, "stream_fallback": None}
+answer = {"torch_error": None}
 if sys.argv[1] == "torch":
     try:
         import torch
@@ -180,10 +180,14 @@ print(json.dumps(answer))
 
 
 def runtime_state() -> _Report:
-    """Return backend and code object of this process, after `build()`."""
-    from dsv41topk import _runtime
+    """Return backend, code object and stream rule of this process, after `build()`."""
+    from dsv41topk import _runtime, _tensor
 
-    return {"backend": _runtime.backend(), "description": _runtime.describe()}
+    return {
+        "backend": _runtime.backend(),
+        "description": _runtime.describe(),
+        "stream_fallback": _tensor.stream_fallback(),
+    }
 
 
 def _child_json(command: list[str], timeout: float) -> _Report:

@@ -212,7 +212,7 @@ def cases(rng: np.random.Generator, quick: bool) -> Iterator[Case]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 when every call was right."""
     parser = argparse.ArgumentParser(
-        prog="dsv41topk bench cpu",
+        prog="python -m dsv41topk bench cpu",
         description="CPU kernels beside torch, in one process, on the same cores",
     )
     parser.add_argument("--quick", action="store_true", help="131,072 columns only")

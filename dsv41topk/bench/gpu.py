@@ -377,7 +377,8 @@ def print_summary(figures: Sequence[Figure]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 when every result of ours was right."""
     parser = argparse.ArgumentParser(
-        prog="dsv41topk bench gpu", description="GPU kernels beside torch.topk and vLLM's operators"
+        prog="python -m dsv41topk bench gpu",
+        description="GPU kernels beside torch.topk and vLLM's operators",
     )
     parser.add_argument("--quick", action="store_true", help="a few shapes, under a minute")
     parser.add_argument("--vllm-lib", metavar="FILE", help="vLLM's library of CUDA operators")
