@@ -49,6 +49,9 @@ class Case:
         histogram = self.call == "top_k_per_row_decode_512" and self.options[-1:] == (False,)
         return self.call + (", histogram" if histogram else "")
 
+    def __str__(self) -> str:
+        return f"{self.title} {self.columns} {self.values}"
+
 
 IN_TREE: Mapping[tuple[str, int, str], tuple[tuple[int, int | None], ...]] = {
     ("compact_top_k_512_regs", 16_384, "normal"): ((31_114, 17_024),),
@@ -130,7 +133,7 @@ def _run(case: Case, calls: Any, rng: np.random.Generator, text: Array | None) -
         getattr(calls, case.call)(logits, columns, lens, 1, indices)
         right = reference.compact_top_k_512(logits, columns, lens, 1)
     if not np.array_equal(indices, right):
-        raise Mismatch(f"{case.title}, {case.columns} columns, {case.values}: not the oracle's")
+        raise Mismatch(f"{case}: not what the oracle gives")
 
 
 def _launch_line(launch: Launch, compute_units: int) -> dict[str, Any]:
@@ -175,7 +178,7 @@ def measure(
     for case in cases:
         if case.values == "real text" and text is None:
             continue
-        progress(f"{case.title}, {case.columns} columns, {case.values}")
+        progress(str(case))
         with runtime.recorded() as launches:
             _run(case, calls, np.random.default_rng(41), text)
         lines = [_launch_line(launch, runtime.compute_units) for launch in launches]
@@ -215,11 +218,15 @@ HEADER = [
 ]  # fmt: skip
 
 
+def _show(text: str) -> None:
+    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the table; return 1 when nothing can be executed here or a result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m dsv41topk bench gfx942", description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON lines; - prints")
-    parser.add_argument("--only", default="", help="cases whose title contains this")
+    parser.add_argument("--only", default="", help="lines that contain this, e.g. '131072 masked'")
     parser.add_argument(
         "--real", default=str(REAL_TEXT), metavar="FILE.npz", help="a step whose logits to take"
     )
@@ -231,19 +238,21 @@ def main(argv: Sequence[str]) -> int:
         return 1
     from dsv41topk import _build, _runtime, kernels
 
-    image = _build.code_object("gfx942")
+    image = _build.code_object("gfx942").image
     runtime = EmulatorRuntime(options.compute_units)
     runtime.measure = True
-    _runtime._install_double(runtime.address, image)
+    _runtime.install_double(runtime.address, image)
     text = step.load(options.real)["logits"] if Path(options.real).is_file() else None
     results = []
     try:
-        cases = [case for case in CASES if options.only in case.title]
-        for result in measure(kernels, runtime, cases, text):
-            results.append(result)
+        cases = [case for case in CASES if options.only in str(case)]
+        show = _show if sys.stderr.isatty() else lambda _text: None
+        results.extend(measure(kernels, runtime, cases, text, show))
     except Mismatch as error:
         print(error, file=sys.stderr)
         return 1
+    if sys.stderr.isatty():
+        _show("")
     print(table(HEADER, [row for result in results for row in _rows_of(result)]))
     if text is None:
         print(f"no rows of real text: there is no {options.real}")
