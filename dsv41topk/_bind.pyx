@@ -201,7 +201,7 @@ cdef int take(
     if found != dtype and not (dtype == FP8 and (found == E4M3FN or found == E4M3FNUZ)):
         return refuse(call, REJECT_DTYPE, "", dtype, found)
     if view.ndim != rank and not (rank == ONE_OR_TWO and 1 <= view.ndim <= 2):
-        return refuse(call, REJECT_RANK, ".ndim", 1 if rank == ONE_OR_TWO else rank, view.ndim)
+        return refuse(call, REJECT_RANK, ".ndim", rank, view.ndim)
     answer = place(tensor, call)
     if answer != ACCEPTED:
         return answer

@@ -42,10 +42,10 @@ cdef enum Answer:
     REJECT_OTHER_LOGITS
     REJECT_PADDING
     REJECT_PREFILL
+    REJECT_NO_DECODE
     REJECT_ROWS
 
     # Not the arguments' fault.
-    NO_BACKEND
     NO_STREAM
     NO_SCRATCH
     NO_LOGITS_KERNEL
@@ -54,8 +54,6 @@ cdef enum Answer:
     LATER_LAUNCH_FAILED
     HOOK_OFF
     RAISED
-
-    ANSWERS  # how many there are
 
 
 cdef str reason(int answer, Call* call)

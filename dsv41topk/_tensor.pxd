@@ -69,7 +69,7 @@ cdef struct Held:
     DLManagedTensor* plain
     DLManagedTensorVersioned* versioned
 
-# One call on its way. After a refusal the last six say what was refused.
+# One call on its way. After a refusal the last six say what was refused: "{argument}{part}".
 cdef struct Call:
     int device_type  # 0 until the first tensor is bound; then its device is everybody's
     int device_id
@@ -100,6 +100,9 @@ cdef inline void begin(Call* call, int serves) noexcept:
     call.table = NULL
     call.producer = NULL
     call.held_count = 0
+    call.part = ""
+    call.wanted = call.got = 0
+    call.culprit = NULL
     call.error = NULL
 
 

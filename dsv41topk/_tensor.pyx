@@ -61,6 +61,7 @@ cdef object lock = threading.Lock()
 cdef enum:
     MAJOR = 1  # of the DLPack that this file was written for
     MINOR = 3
+    FLOAT = 2  # kDLFloat
     FLAG_READ_ONLY = 1
     FLAG_COPIED = 2
     SCRATCH_ALIGNMENT = 256
@@ -176,15 +177,20 @@ cdef int borrow(object tensor, bint writes, DLTensor* view, Call* call) except -
         except Exception as error:
             keep_error(error, call)
             return REJECT_LENDING
-    # The table lends what is stored, and a lazily negated tensor stores the opposite.
-    if lender.is_neg != NULL:
-        if lender.is_neg(tensor, NULL) is True:
-            return REJECT_NEGATIVE_BIT
-    elif lender.asks_is_neg and tensor.is_neg():
+    # The table lends what is stored, and a lazily negated tensor stores the opposite. (One whose
+    # elements lie side by side comes from torch._neg_view alone: those that public calls make are
+    # every second number of a complex tensor.)
+    if view.code == FLOAT and is_negated(tensor, lender):
         return REJECT_NEGATIVE_BIT
     if call.table == NULL:
         call.table = lender.table
     return ACCEPTED
+
+
+cdef inline bint is_negated(object tensor, const Lender* lender) except -1:
+    if lender.is_neg != NULL:
+        return lender.is_neg(tensor, NULL) is True
+    return lender.asks_is_neg and tensor.is_neg()
 
 
 cdef int borrow_capsule(object tensor, bint writes, DLTensor* view, Call* call) except -1:

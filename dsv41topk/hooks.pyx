@@ -33,13 +33,13 @@ from dsv41topk._errors cimport (
     LATER_LAUNCH_FAILED,
     LAUNCH_FAILED,
     RAISED,
+    REJECT_NO_DECODE,
     REJECT_OTHER_LOGITS,
     REJECT_PADDING,
     REJECT_PREFILL,
     REJECT_ROWS,
     REJECT_SLOTS,
     REJECT_TOP_K,
-    REJECT_TYPE,
 )
 from dsv41topk._runtime cimport (
     CANDIDATE_BLOCKS,
@@ -365,7 +365,7 @@ def skip_decode_fill(
         if has_prefill:
             answer = refuse_object(&call, REJECT_PREFILL, "has_prefill", has_prefill)
         elif decode is None:
-            answer = refuse_object(&call, REJECT_TYPE, "decode", decode)
+            answer = refuse_object(&call, REJECT_NO_DECODE, "decode", decode)
         elif decode.requires_padding:
             answer = refuse_object(&call, REJECT_PADDING, "decode.requires_padding", True)
         else:
