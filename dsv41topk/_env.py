@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["SWITCHES", "backend", "enable", "record", "vllm_plugin"]
+__all__ = ["SWITCHES", "allow_last_bit", "backend", "enable", "record", "vllm_plugin"]
 
 SWITCHES: dict[str, tuple[str, str]] = {
     "DSV41TOPK_BACKEND": ("auto", "auto, hip, cuda or cpu: what `build()` makes ready"),
@@ -31,6 +31,11 @@ def backend() -> str:
 def enable() -> bool:
     """Return whether the hooks are on from the start."""
     return _value("DSV41TOPK_ENABLE") == "1"
+
+
+def allow_last_bit() -> bool:
+    """Return whether candidate logits may differ from the dense kernel's in last bits."""
+    return _value("DSV41TOPK_ALLOW_LAST_BIT") == "1"
 
 
 def record() -> bool:

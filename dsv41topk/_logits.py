@@ -26,7 +26,6 @@ import hashlib
 import importlib
 import inspect
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -38,7 +37,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv41topk import _build
+from dsv41topk import _build, _env
 from dsv41topk._logits_check import CheckInputs, Runner, Verdict, make_inputs, run_check
 
 _logger = logging.getLogger("dsv41topk")
@@ -208,7 +207,7 @@ def _decide(env: Environment, heads: int, page_size: int, block_size: int) -> Ve
 def _opened(verdict: Verdict[Any]) -> Verdict[Any] | None:
     if verdict.identical:
         return verdict
-    allowed = os.environ.get("DSV41TOPK_ALLOW_LAST_BIT") == "1"
+    allowed = _env.allow_last_bit()
     _logger.warning(
         "candidate logits: %d of %d differ from AITER's dense kernel in their last bits (%s); "
         "candidate_logits_top_k is %s",
