@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the cut
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- the cut --------------------------------------------------------------------------------- */
 
 DSV41_CLONES static int64_t count_at_least(const uint32_t* keys, int64_t n, uint32_t value) {
   int64_t total = 0;
@@ -88,9 +86,7 @@ uint32_t dsv41_lower_bound(const uint32_t* keys, int64_t n, int64_t k, uint32_t*
   return equal_key(cut.need ? cut.cut : cut.cut + 1);
 }
 
-/* ---- Best
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- Best ------------------------------------------------------------------------------------ */
 
 static int64_t array_length(int64_t k) {
   const int64_t room = k + kBestCapacity + kBestSlack;
@@ -176,9 +172,7 @@ void dsv41_best_write(Best* best, AnyInt32* out) {
   memset((void*)(out + best->count), 0xff, (size_t)(best->k - best->count) * sizeof *best->columns);
 }
 
-/* ---- group maxima
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- group maxima ---------------------------------------------------------------------------- */
 
 enum { kTileCols = 2048 };
 

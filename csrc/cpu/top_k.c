@@ -2,10 +2,11 @@
  *
  * top_k_per_row_decode_512, candidate_top_k_512 and compact_top_k_512 on the CPU.
  *
- * A long row is read once, for the maxima of groups of 16 or 64 columns. The 512th largest of any
- * 512 or more maxima of disjoint groups is a lower bound T of the cut; only groups whose maximum
- * reaches T are looked at again, and the few values in them that reach T go to the exact select.
- * Two levels of maxima make the second look short.
+ * A long row is read in tiles, for the maxima of groups of 8 or 16 columns. The 512th largest of
+ * any 512 or more maxima of disjoint groups is a lower bound T of the cut; only groups whose
+ * maximum reaches T are looked at again, while the tile is in the cache, and the few values in them
+ * that reach T go to the exact select. Two levels of maxima make the second look short; later tiles
+ * start with the bound that earlier ones left.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,9 +22,7 @@ enum {
   kMaxGroups = 8192,
 };
 
-/* ---- dense rows
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- dense rows ------------------------------------------------------------------------------ */
 
 static int64_t top_k_items(const void* args_pointer, int64_t row) {
   const Dsv41TopKArgs* args = args_pointer;
