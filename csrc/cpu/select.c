@@ -220,8 +220,7 @@ void dsv41_group_max(const AnyBits* columns, int64_t groups, int64_t group, uint
   }
 }
 
-/* ---- rows in pieces
- * ---------------------------------------------------------------------------------------------- */
+/* ---- rows in pieces -------------------------------------------------------------------------- */
 
 enum {
   /* 2^19 columns take about 100 us, starting and joining a thread 30 to 60 (two cores of an EPYC

@@ -100,8 +100,7 @@ void dsv41_best_write(Best* best, AnyInt32* out);
 /* The maximum raw key of each of `groups` groups of `group` adjacent columns. */
 void dsv41_group_max(const AnyBits* columns, int64_t groups, int64_t group, uint32_t* out);
 
-/* ---- rows in pieces
- * ---------------------------------------------------------------------------------------------- */
+/* ---- rows in pieces -------------------------------------------------------------------------- */
 
 /* Offers items [first, last) of a row (columns or blocks) to `best`. `scratch`:
  * Pieces.scratch_bytes of this thread. */

@@ -138,8 +138,7 @@ int dsv41_cpu_top_k(const Dsv41TopKArgs* args) {
   return dsv41_select_pieces(&pieces);
 }
 
-/* ---- rows that come slot by slot
- * --------------------------------------------------------------------------------- */
+/* ---- rows that come slot by slot ------------------------------------------------------------- */
 
 enum { kTileSlots = 16384 + 64, kSlotStep = 64, kSlotsPerThread = 1 << 17 };
 
