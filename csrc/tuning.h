@@ -1,99 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every number that was chosen and not given, with what it was measured on. C and C++: the launchers plan
- * with the numbers that the kernels are compiled with.
+ * Every number that was chosen and not given, with what it was measured on. C and C++: the
+ * launchers plan with the numbers that the kernels are compiled with.
  */
 #ifndef DSV41TOPK_TUNING_H_
 #define DSV41TOPK_TUNING_H_
 
 #include <stdint.h>
 
-/* ---- register select (device/select.h, kernels/top_k_select.hip) ------------------------------------------------ */
+/* ---- register select (device/select.h, kernels/top_k_select.hip)
+ * ------------------------------------------------ */
 
 enum {
-  kSelectThreads = 1024, /* one workgroup fills a compute unit: a row's serial part is all that it waits for */
-  kBins = 512,           /* every wave reads all bins by itself, which saves two barriers */
-  kSurvivors = 4096,     /* 32 KiB of LDS; about 1,500 of 16,384 random values survive */
-  kMaxLoads = 8,         /* 16-byte loads a lane: 32,768 values a workgroup */
+  kSelectThreads = 512, /* what every wave does alike is done half as often as by 1,024 */
+  kOfferSlack = 3,      /* lanes above the quota that end the search for a wave's offer */
+  kPool = 4096, /* 32 KiB of LDS; about 900 of 16,384 random values survive, 2,400 of real text */
+  kGroupPool = 4096, /* 8 KiB */
+  kGatherLoads = 4,
 };
 
-/* Rows of up to this many live columns are read by their workgroup alone. In buffers that wide at most, one launch
- * does; in wider ones the first launch leaves group maxima of the longer rows. */
-enum { kDirectCols = kSelectThreads * 4 * kMaxLoads, kDirectColsBesideMaxima = kDirectCols / 2 };
+/* Rows of up to this many live columns are read by their workgroup alone, 8 loads of 16 bytes a
+ * lane. Longer ones take two launches. */
+enum { kDirectCols = kSelectThreads * 4 * 8 };
+/* Gathered rows have no first launch: 16 loads a lane at most. */
+enum { kMaxGathered = 2 * kDirectCols };
 enum { kMaxRegisterCols = 1 << 20 };
 
-/* Columns of a group in the first launch, from the live end: at most 16,384 maxima a row, which the second launch
- * holds in registers, and 512 groups of 16 to 64 columns that it then reads again. */
+/* Columns of a group in the first launch, from the live end: at most 16,384 maxima a row, which the
+ * second launch holds in registers, and 512 groups of 16 to 64 columns that it then reads again. */
 static inline
 #if defined(__HIP__) || defined(__CUDACC__)
     __attribute__((device, host))
 #endif
-    int
-    choose_group_cols(int64_t end) {
+    int choose_group_cols(int64_t end) {
   return end <= (1 << 18) ? 16 : end <= (1 << 19) ? 32 : 64;
 }
 enum { kMaxMaxima = 16384, kMinGroupCols = 16 };
 
 enum {
   kGroupMaxThreads = 256,
-  kGroupMaxLoads = 4, /* 16 KiB in flight a workgroup; a quad of lanes writes one maximum of each load */
+  kGroupMaxLoads =
+      4, /* 16 KiB in flight a workgroup; a quad of lanes writes one maximum of each load */
   kGroupMaxCols = kGroupMaxThreads * 4 * kGroupMaxLoads,
 };
-
-/* ---- histogram select (device/cut.h, kernels/radix.hip) and candidate_blocks (kernels/blocks.hip) ----------------- */
-
-enum {
-  kCutThreads = 1024,
-  kTile = 16384,        /* 16 values a lane: what a workgroup holds in registers */
-  kCutBins = 512,       /* every wave reads all bins by itself, which saves two barriers */
-  kListed = 256,        /* values in the cut's bin that are ranked at once; more are binned again */
-  kFewestSampled = 512, /* shorter rows have too few values for a sample of 512 */
-};
-
-/* Pieces of a row in the histogram select. A piece shorter than this has less to read than its launch costs; and each
- * must hold 512 values. kMostPieces leave what the merge can hold in registers. */
-enum { kFewestInPiece = 2048, kMostPieces = kTile / 512 };
-
-static inline
-#if defined(__HIP__) || defined(__CUDACC__)
-    __attribute__((device, host))
-#endif
-    int
-    choose_pieces(int64_t end, int64_t max_blocks, int64_t min_chunk) {
-  if (min_chunk < kFewestInPiece) min_chunk = kFewestInPiece;
-  if (max_blocks > kMostPieces) max_blocks = kMostPieces;
-  int64_t pieces = end / min_chunk;
-  return (int)(pieces < 1 ? 1 : pieces < max_blocks ? pieces : max_blocks);
-}
-
-/* Lanes that share a block whose columns do not lie in two aligned vectors: adjacent lanes read adjacent columns. */
-static inline int choose_block_lanes(int64_t block_size) {
-  int lanes = 1;
-  while (lanes < 32 && lanes * 2 <= block_size) lanes *= 2;
-  return lanes;
-}
-
-enum {
-  kGatherThreads = 256,
-  kGatherIds = 8192, /* block ids of a workgroup: 32 KiB of LDS */
-  kBlockScoreThreads = 256,
-  kMostGridY = 65535,
-  kBlockScoreWorkgroups = 8, /* a compute unit, at most: 32 waves fill it */
-};
-
-/* Workgroups of a row: enough for its blocks, as long as all rows together do not queue for compute units. */
-static inline int choose_block_workgroups(int64_t blocks, int lanes, int64_t rows, int compute_units) {
-  int64_t needed = (blocks * (lanes ? lanes : 1) + kBlockScoreThreads - 1) / kBlockScoreThreads;
-  int64_t most = (int64_t)compute_units * kBlockScoreWorkgroups / rows;
-  if (most > kMostGridY) most = kMostGridY;
-  if (most < 1) most = 1;
-  return (int)(needed < most ? needed : most);
-}
-
-static inline int choose_gather_workgroups(int64_t width, int64_t block_size) {
-  int64_t needed = (width / block_size + kGatherIds) / kGatherIds;
-  if (needed > kMostGridY) needed = kMostGridY;
-  return (int)needed;
-}
 
 #endif /* DSV41TOPK_TUNING_H_ */

@@ -32,6 +32,7 @@ from dsv41topk._errors cimport (
     HOOK_OFF,
     LATER_LAUNCH_FAILED,
     LAUNCH_FAILED,
+    RAISED,
     REJECT_NO_DECODE,
     REJECT_OTHER_LOGITS,
     REJECT_PADDING,
@@ -125,7 +126,7 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
     cdef Call call
     cdef Dsv41TopKArgs args
     cdef Dsv41Failure failure
-    cdef int answer
+    cdef int answer = RAISED
     cdef int serves = gate(DECODE_TOP_K)
     if serves == 0:
         return shut(DECODE_TOP_K)
@@ -139,7 +140,7 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
         if answer != ACCEPTED or watching():
             conclude(DECODE_TOP_K, answer, &call, &failure)
     except Exception as error:
-        answer = raised(DECODE_TOP_K, error)
+        raised(DECODE_TOP_K, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -178,7 +179,7 @@ def candidate_top_k(
     cdef Call call
     cdef Dsv41CandidateTopKArgs args
     cdef Dsv41Failure failure
-    cdef int answer
+    cdef int answer = RAISED
     cdef int serves = gate(CANDIDATE_TOP_K)
     if serves == 0:
         return shut(CANDIDATE_TOP_K)
@@ -197,7 +198,7 @@ def candidate_top_k(
         if answer != ACCEPTED or watching():
             conclude(CANDIDATE_TOP_K, answer, &call, &failure)
     except Exception as error:
-        answer = raised(CANDIDATE_TOP_K, error)
+        raised(CANDIDATE_TOP_K, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -247,7 +248,7 @@ def candidate_logits_top_k(
     cdef Dsv41CandidateLogitsArgs args
     cdef Dsv41CompactTopKArgs select
     cdef Dsv41Failure failure
-    cdef int answer
+    cdef int answer = RAISED
     cdef int serves = gate(CANDIDATE_LOGITS_TOP_K)
     if serves == 0:
         return shut(CANDIDATE_LOGITS_TOP_K)
@@ -274,7 +275,7 @@ def candidate_logits_top_k(
         if answer != ACCEPTED or watching():
             conclude(CANDIDATE_LOGITS_TOP_K, answer, &call, &failure)
     except Exception as error:
-        answer = raised(CANDIDATE_LOGITS_TOP_K, error)
+        raised(CANDIDATE_LOGITS_TOP_K, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -310,7 +311,7 @@ def select_candidates(
     cdef Call call
     cdef Dsv41CandidateBlocksArgs args
     cdef Dsv41Failure failure
-    cdef int answer
+    cdef int answer = RAISED
     cdef int serves = gate(SELECT_CANDIDATES)
     if serves == 0:
         return shut(SELECT_CANDIDATES)
@@ -324,7 +325,7 @@ def select_candidates(
         if answer != ACCEPTED or watching():
             conclude(SELECT_CANDIDATES, answer, &call, &failure)
     except Exception as error:
-        answer = raised(SELECT_CANDIDATES, error)
+        raised(SELECT_CANDIDATES, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -356,7 +357,7 @@ def skip_decode_fill(
     cdef Call call
     cdef int32_t decode_tokens = 0
     cdef int32_t tokens = 0
-    cdef int answer
+    cdef int answer = RAISED
     if gate(SKIP_DECODE_FILL) == 0:
         return shut(SKIP_DECODE_FILL)
     begin(&call, 0)
@@ -378,7 +379,7 @@ def skip_decode_fill(
         if watching():
             note(SKIP_DECODE_FILL, answer, &call)
     except Exception as error:
-        answer = raised(SKIP_DECODE_FILL, error)
+        raised(SKIP_DECODE_FILL, error)
     return answer == ACCEPTED
 
 

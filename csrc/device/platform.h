@@ -42,7 +42,8 @@ DSV41_INLINE int lane_id() {
 DSV41_INLINE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
 
 DSV41_INLINE WaveMask ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
-DSV41_INLINE int count(WaveMask mask) { return __builtin_popcountll(mask); }
+/* Read back as an int, or comparisons of it are made in 64 bits, by the vector unit. */
+DSV41_INLINE int count(WaveMask mask) { return uniform(__builtin_popcountll(mask)); }
 DSV41_INLINE bool has_lane(WaveMask mask) { return mask >> lane_id() & 1; }
 /* Lanes of the mask below this one, plus `add`. */
 DSV41_INLINE int count_below(WaveMask mask, int add) {
@@ -84,8 +85,8 @@ DSV41_INLINE int wave_scan_add(int value) {
   return x;
 }
 
-/* The same value, which the compiler takes for a new one: a comparison with it is made again where its
- * mask would be kept in SGPRs until they spill. */
+/* The same value, which the compiler takes for a new one: a comparison with it is made again where
+ * its mask would be kept in SGPRs until they spill. */
 DSV41_INLINE float opaque(float value) {
   __asm__ volatile("" : "+v"(value));
   return value;
@@ -96,14 +97,20 @@ DSV41_INLINE uint32_t opaque(uint32_t value) {
   return value;
 }
 
-/* The lanes where a or b is NaN. In assembly, so that -ffast-math cannot promise it away. */
-DSV41_INLINE WaveMask unordered_lanes(float a, float b) {
-  WaveMask mask;
-  __asm__("v_cmp_u_f32_e64 %0, %1, %2" : "=s"(mask) : "v"(a), "v"(b));
-  return mask;
+/* The largest of numbers; where one is NaN, any of them. In assembly: the compiler would first
+ * quieten each operand. */
+DSV41_INLINE float largest(float a, float b, float c) {
+  float result;
+  __asm__("v_max3_f32 %0, %1, %2, %3" : "=v"(result) : "v"(a), "v"(b), "v"(c));
+  return result;
 }
 
-/* The smallest and the largest of the wave, in all lanes. */
+/* The lanes where a or b is NaN. An intrinsic that -ffast-math does not know of (8: unordered). */
+DSV41_INLINE WaveMask unordered_lanes(float a, float b) { return __builtin_amdgcn_fcmpf(a, b, 8); }
+
+/* The smallest and the largest of the wave, in all lanes; of its first kPeriod lanes, where the
+ * others repeat them. */
+template <int kPeriod = kWaveSize>
 DSV41_INLINE uint32_t wave_min(uint32_t value) {
   uint32_t other;
   value = (other = swap_lanes<1>(value)) < value ? other : value;
@@ -111,13 +118,16 @@ DSV41_INLINE uint32_t wave_min(uint32_t value) {
   value = (other = swap_lanes<7>(value)) < value ? other : value;
   value = (other = swap_lanes<15>(value)) < value ? other : value;
   uint32_t rows = __builtin_amdgcn_readlane(value, 0);
-  for (int lane = 16; lane < kWaveSize; lane += 16) {
+  for (int lane = 16; lane < kPeriod; lane += 16) {
     uint32_t row = __builtin_amdgcn_readlane(value, lane);
-    rows = row < rows ? row : rows;
+    rows = __builtin_amdgcn_readfirstlane(row < rows ? row : rows);
   }
   return rows;
 }
-DSV41_INLINE uint32_t wave_max(uint32_t value) { return ~wave_min(~value); }
+template <int kPeriod = kWaveSize>
+DSV41_INLINE uint32_t wave_max(uint32_t value) {
+  return ~wave_min<kPeriod>(~value);
+}
 
 /* Workgroup barrier: LDS written before it is seen after it. Global memory is not ordered. */
 DSV41_INLINE void barrier() {
@@ -186,8 +196,14 @@ DSV41_INLINE T swap_lanes(T value) {
 }
 
 /* The smallest and the largest of the wave, in all lanes. */
-DSV41_INLINE uint32_t wave_min(uint32_t value) { return __reduce_min_sync(kAllLanes, value); }
-DSV41_INLINE uint32_t wave_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
+template <int kPeriod = kWaveSize>
+DSV41_INLINE uint32_t wave_min(uint32_t value) {
+  return __reduce_min_sync(kAllLanes, value);
+}
+template <int kPeriod = kWaveSize>
+DSV41_INLINE uint32_t wave_max(uint32_t value) {
+  return __reduce_max_sync(kAllLanes, value);
+}
 
 /* Inclusive sum over the lanes up to this one. */
 DSV41_INLINE int wave_scan_add(int value) {
@@ -203,10 +219,16 @@ DSV41_INLINE int wave_scan_add(int value) {
 DSV41_INLINE float opaque(float value) { return value; }
 DSV41_INLINE uint32_t opaque(uint32_t value) { return value; }
 
-/* The lanes where a or b is NaN. By bits, so that -use_fast_math cannot promise it away. */
+/* The largest of numbers; where one is NaN, any of them. */
+DSV41_INLINE float largest(float a, float b, float c) { return fmaxf(fmaxf(a, b), c); }
+
+/* The lanes where a or b is NaN. In assembly: one comparison, which no flag can promise away. */
 DSV41_INLINE WaveMask unordered_lanes(float a, float b) {
-  uint32_t x = __float_as_uint(a) & 0x7fffffffu, y = __float_as_uint(b) & 0x7fffffffu;
-  return ballot((x > y ? x : y) > 0x7f800000u);
+  uint32_t unordered;
+  asm("{\n\t.reg .pred p;\n\tsetp.nan.f32 p, %1, %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(unordered)
+      : "f"(a), "f"(b));
+  return ballot(unordered != 0);
 }
 
 /* Workgroup barrier: LDS written before it is seen after it. */
@@ -215,9 +237,7 @@ DSV41_INLINE void barrier() { __syncthreads(); }
 DSV41_INLINE void wave_barrier() { __syncwarp(); }
 
 DSV41_INLINE int lds_add(int* address, int value) { return atomicAdd(address, value); }
-DSV41_INLINE uint32_t lds_or(uint32_t* address, uint32_t value) {
-  return atomicOr(address, value);
-}
+DSV41_INLINE uint32_t lds_or(uint32_t* address, uint32_t value) { return atomicOr(address, value); }
 DSV41_INLINE int lds_min(int* address, int value) { return atomicMin(address, value); }
 DSV41_INLINE uint32_t lds_max(uint32_t* address, uint32_t value) {
   return atomicMax(address, value);

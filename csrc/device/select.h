@@ -1,24 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The register select: the best 512 of the values that a workgroup holds, in the order it holds them.
+ * The register select: the best 512 of a row by one workgroup, in the order of the row.
  *
- * Every lane holds kItems values, value (load j, component c) at index 4 * j + c, and the order of the
- * row is (wave, load, lane, component). Five barriers on the way that nearly every row takes:
+ * Each wave holds a contiguous piece of the row in registers, 16 bytes a lane and load, so that
+ * (wave, load, lane, component) is the order of the row. Three barriers on the way that nearly
+ * every row takes:
  *
- *   1 bound    Each row of 16 lanes sorts its lanes' maxima (DPP, no LDS) and offers its 8th largest.
- *              64 such rows offer one each, so 512 values are at least T, the smallest of them: nothing
- *              under T can be chosen. U, the largest of them, is a guess of where the cut lies at most.
- *   2, 3 filter  Values of at least T go to LDS in row order: about 1,500 of 16,384 random ones.
- *   4 histogram  512 bins over [T, U] of the survivors' keys; every wave reads the bins by itself.
- *   5 cut      The few values in the bin of rank 512 are ranked by all waves alike.
+ *   1 bound      Each wave offers a value that 512 / waves of its lanes' maxima reach. T is the
+ * smallest offer: 512 values are at least T, so nothing under T can be chosen. Nothing about the
+ * values is assumed. 2 histogram  Each wave puts what is at least T into a list of its own in LDS,
+ * in order (about 900 of 16,384 random values survive), and counts it in bins over [T, largest
+ * value]. Every wave then finds the bin of rank 512 by itself. 3 finalists  The few values of that
+ * bin are ranked by all waves alike, which gives the cut. Each wave knows how many the waves before
+ * it have chosen, and writes its own.
  *
- * Nothing about the values is assumed: T and U are order statistics. A bin that holds too many values is
- * cut again. NaN, too many survivors or too few take the other way, select_by_radix: a radix select over
- * the registers by ordered keys.
+ * Lists are private to a wave, so that no barrier stands between filling and reading one, and lie
+ * in one pool of LDS, where a wave takes what it needs: values may cluster in one wave's piece.
  *
- * Ties are settled by place, the lowest first. kAscending says that places ascend with positions, as they do in a
- * dense row: then many equal values are counted off in order. Otherwise (candidates in any order) the places of the
- * equal values become the keys of another select.
+ * What is ranked is a Standing, (key, lowest column first), which no two live columns share. So
+ * ties need no case of their own: a bin that holds too many, be they equal or close, is cut into
+ * bins again, into those of columns at last.
+ *
+ * The pool may be too small (ascending rows, half-integers, NaN by the thousand) or hold fewer than
+ * 512 (-inf is left out of it, because masked rows are full of it). Then narrow() reads the row
+ * again, as often as it takes.
  */
 #ifndef DSV41TOPK_DEVICE_SELECT_H_
 #define DSV41TOPK_DEVICE_SELECT_H_
@@ -26,396 +31,604 @@
 #include "abi.h"
 #include "device/order.h"
 #include "device/platform.h"
+#include "device/wave.h"
 #include "tuning.h"
 
 namespace dsv41 {
 
 constexpr int kSelectWaves = kSelectThreads / kWaveSize;
-constexpr int kLaneRow = 16; /* lanes that are sorted together */
-constexpr int kLaneRows = kSelectThreads / kLaneRow;
-constexpr int kOffered = DSV41_TOP_K / kLaneRows;
-static_assert(kOffered == 8, "the sorting network below offers the 8th largest of 16 lanes");
-static_assert(kSelectWaves <= kWaveSize, "one lane reads one wave's count");
-static_assert(kBins % (4 * kWaveSize) == 0, "each lane reads whole vectors of bins");
-constexpr int kSurvivorsPerLane = kSurvivors / kSelectThreads;
+constexpr int kLaneMaxima = 2; /* a lane brings the maxima of the halves of its values */
+constexpr int kOffered =
+    DSV41_TOP_K / kSelectWaves; /* of a wave's maxima so many reach its offer */
+static_assert(kOffered <= kWaveSize * kLaneMaxima / 2,
+              "half of the maxima, or T is far below the cut");
+constexpr int kBins = kWaveSize * kWaveSize; /* a lane reads one coarse bin, then one fine one */
+constexpr int kBinBits = kWaveSize == 64 ? 12 : 10;
+static_assert(kBins == 1 << kBinBits, "bins are found by shifts");
+static_assert(kBins % kSelectThreads == 0, "each thread clears the same number of bins");
+constexpr int kLastLane = kWaveSize - 1;
 
-struct alignas(8) Survivor {
-  uint32_t bits; /* the float */
-  int32_t place; /* what is emitted: a column, or a group */
+/* ---- standings
+ * --------------------------------------------------------------------------------------------------
+ */
+
+/* The key above, the inverted column below: larger is better, and no two live columns are equal. 0
+ * is not live. */
+using Standing = uint64_t;
+
+DSV41_INLINE Standing standing(uint32_t key, int column) {
+  return static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(column);
+}
+DSV41_INLINE int column_of(Standing s) { return static_cast<int>(~static_cast<uint32_t>(s)); }
+
+DSV41_INLINE Standing read_lane_wide(Standing value, int lane) {
+  uint32_t low = read_lane(static_cast<int>(value), lane);
+  uint32_t high = read_lane(static_cast<int>(value >> 32), lane);
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+/* The standings that are undecided: `need` of the `count` in [low, high] are chosen, and all above.
+ */
+struct Range {
+  Standing low, high;
+  int need;
+  int count;
 };
 
-/* A value in the bin of the cut. */
-struct Listed {
-  uint32_t key;
-  int32_t place;
-  int32_t position; /* among the survivors */
+/* ---- LDS
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+struct Offer {
+  uint32_t bound; /* kOffered lanes reach it */
+  uint32_t least; /* the smallest lane maximum above -inf, if the bound is not above it; else the
+                     bound */
+  uint32_t most;
 };
 
 struct SelectLds {
-  alignas(16) int histogram[kBins];
-  uint32_t offered[kLaneRows]; /* kKeyNan where the wave asks for the other way */
-  int above[kSelectWaves];
-  int tied[kSelectWaves];
-  int listed_count;
-  Listed listed[kWaveSize];
-  Survivor survivors[kSurvivors];
+  alignas(16) int bins[kBins]; /* bin b is coarse bin b / kWaveSize; 0 is the best */
+  int coarse_bins[kWaveSize];
+  Offer offers[kSelectWaves];
+  int chosen[kSelectWaves];
+  int pool_used;
+  int finalist_count;
+  int finalist_waves[kWaveSize];
+  alignas(8) Standing finalists[kWaveSize];
+  alignas(8) uint64_t pool[kPool]; /* {float, position} as filled, standings once counted */
 };
 
-DSV41_INLINE int wave_id() { return uniform(thread_id() / kWaveSize); }
-
-/* What all waves of the workgroup brought, summed up: before this wave, and together. */
-struct Prefix {
-  int before;
-  int total;
+/* A wave's part of the pool. */
+struct List {
+  int first;
+  int count;
 };
-DSV41_INLINE Prefix prefix_of(const int* of_waves) {
-  int mine = lane_id() < kSelectWaves ? of_waves[lane_id()] : 0;
-  int sums = wave_scan_add(mine);
-  int wave = wave_id();
-  return {read_lane(sums, wave) - read_lane(mine, wave), read_lane(sums, kSelectWaves - 1)};
+
+DSV41_INLINE void clear_bins(SelectLds& lds) {
+#pragma unroll
+  for (int i = 0; i < kBins / kSelectThreads; i++)
+    lds.bins[kBins / kSelectThreads * thread_id() + i] = 0;
+  if (thread_id() < kWaveSize) lds.coarse_bins[thread_id()] = 0;
 }
 
-/* The bin of the need-th best key, counted from the top bin down. */
-struct CutBin {
-  int bin;
-  int above; /* keys in better bins */
-  int count; /* keys in this one */
+/* Called by every wave, before its first barrier. */
+DSV41_INLINE void clear(SelectLds& lds) {
+  clear_bins(lds);
+  if (thread_id() == 0) {
+    lds.pool_used = 0;
+    lds.finalist_count = 0;
+  }
+}
+
+/* A part of the pool for a wave; past its end if there is none left. */
+DSV41_INLINE List take_from_pool(int count, SelectLds& lds) {
+  int first = 0;
+  if (count > 0) {
+    if (lane_id() == 0) first = lds_add(&lds.pool_used, count);
+    first = read_lane(first, 0);
+  }
+  return {first, count};
+}
+
+/* ---- 1 bound
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+struct LaneMaxima {
+  uint32_t keys[kLaneMaxima];
 };
-DSV41_INLINE CutBin find_cut_bin(const int* histogram, int need) {
-  constexpr int kPerLane = kBins / kWaveSize;
-  /* Lane 0 has the top bins, so that an inclusive scan counts from the best key. */
-  int first = (kWaveSize - 1 - lane_id()) * kPerLane;
-  int sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; i++) sum += histogram[first + i];
-  int sums = wave_scan_add(sum);
-  int lane = lowest_lane(ballot(sums >= need));
-  int above = read_lane(sums, lane) - read_lane(sum, lane);
-  /* The same among that lane's bins, a bin a lane. */
-  int top = (kWaveSize - lane) * kPerLane - 1;
-  int bin_count = lane_id() < kPerLane ? histogram[top - lane_id()] : 0;
-  int bin_sums = wave_scan_add(bin_count);
-  int hit = lowest_lane(ballot(above + bin_sums >= need));
-  int count = read_lane(bin_count, hit);
-  return {top - hit, above + read_lane(bin_sums, hit) - count, count};
-}
 
-/* One comparison of the sorting network: lanes without `bit` keep the larger key. */
-template <int kMask>
-DSV41_INLINE uint32_t keep(uint32_t key, int bit) {
-  uint32_t other = swap_lanes<kMask>(key);
-  uint32_t larger = key > other ? key : other, smaller = key > other ? other : key;
-  return lane_id() & bit ? smaller : larger;
-}
-
-/* The 8th largest of each 16 lanes' keys, in all of them. */
-DSV41_INLINE uint32_t eighth_of_sixteen(uint32_t key) {
-  key = keep<1>(key, 1);
-  key = keep<3>(key, 2);
-  key = keep<1>(key, 1);
-  key = keep<7>(key, 4);
-  key = keep<2>(key, 2);
-  key = keep<1>(key, 1);
-  /* Two descending runs of 8, one mirrored: the larger of each pair are the best 8. */
-  uint32_t other = swap_lanes<15>(key);
-  key = key > other ? key : other;
-  key = (other = swap_lanes<1>(key)) < key ? other : key;
-  key = (other = swap_lanes<2>(key)) < key ? other : key;
-  return (other = swap_lanes<7>(key)) < key ? other : key;
-}
-
-DSV41_INLINE void clear_histogram(SelectLds& lds) {
-  for (int i = thread_id(); i < kBins; i += kSelectThreads) lds.histogram[i] = 0;
-  if (thread_id() == 0) lds.listed_count = 0;
-}
-
-/* Add to the bins of the active lanes. Atomics on one address are served one lane at a time, so the lanes
- * that share the first active lane's bin (padding, -inf, equal values) are added as one. */
-DSV41_INLINE void add_to_bins(int* histogram, bool active, int bin) {
-  WaveMask lanes = ballot(active);
-  if (lanes == 0) return;
-  int first_bin = read_lane(bin, lowest_lane(lanes));
-  bool shared = active && bin == first_bin;
-  WaveMask sharing = ballot(shared);
-  if (lane_id() == lowest_lane(lanes)) lds_add(&histogram[first_bin], count(sharing));
-  if (active && !shared) lds_add(&histogram[bin], 1);
-}
-
-/* Where places do not ascend, the equal keys at the cut are ranked by place: better keys become the largest, the
- * equal ones take keys that fall with the place, in [1, kPlaceKeys], and the rest is out. */
-constexpr uint32_t kPlaceKeys = 0x80000000u;
-DSV41_INLINE uint32_t key_by_place(uint32_t key, uint32_t cut, int place) {
-  return key > cut ? kKeyNan : key < cut ? kKeyNotLive : kPlaceKeys - static_cast<uint32_t>(place);
-}
-
-/* The exact way for any values: a radix select over the registers, by key; kKeyNotLive does not count.
- * Of fewer than 512 live values all are emitted. Returns how many were. */
-template <bool kAscending, int kItems, class PlaceOf, class Emit>
-DSV41_INLINE int select_by_radix(uint32_t (&keys)[kItems], PlaceOf place_of, Emit emit,
-                                 SelectLds& lds) {
-  const int wave = wave_id();
-  int alive = 0;
-#pragma unroll
-  for (int i = 0; i < kItems; i++) alive += count(ballot(keys[i] != kKeyNotLive));
-  barrier(); /* without it a fast wave writes what a slow one still reads */
-  if (lane_id() == 0) lds.above[wave] = alive;
-  clear_histogram(lds);
-  barrier();
-  alive = prefix_of(lds.above).total;
-
-  uint32_t low = 1, span = 0xfffffffeu; /* keys of [low, low + span] are undecided */
-  int need = DSV41_TOP_K;
-  bool by_place = false;
-  constexpr int kBinBits = 31 - __builtin_clz(kBins);
-  for (int shift = 32 - kBinBits; alive > DSV41_TOP_K; shift = shift > kBinBits ? shift - kBinBits : 0) {
-#pragma unroll
-    for (int i = 0; i < kItems; i++) {
-      uint32_t at = keys[i] - low;
-      add_to_bins(lds.histogram, at <= span, static_cast<int>(at >> shift));
-    }
-    barrier();
-    CutBin cut = find_cut_bin(lds.histogram, need);
-    need -= cut.above;
-    low += static_cast<uint32_t>(cut.bin) << shift;
-    uint32_t width = (1u << shift) - 1;
-    span = width < 0xffffffffu - low ? width : 0xffffffffu - low;
-    if (cut.count == need) break;
-    if (shift == 0) {
-      if (kAscending || by_place) break;
-      by_place = true;
-#pragma unroll
-      for (int i = 0; i < kItems; i++) keys[i] = key_by_place(keys[i], low, place_of(i));
-      low = 1;
-      span = kPlaceKeys - 1;
-      shift = 32; /* the next round starts from the top */
-    }
-    barrier(); /* without it a fast wave clears bins that a slow one still reads */
-    clear_histogram(lds);
-    barrier();
-  }
-  /* Chosen: keys above the range, and the first `need` of those in it (all of them, or equal ones). */
-  const uint32_t top = low + span;
-  int above = 0, tied = 0;
-#pragma unroll
-  for (int i = 0; i < kItems; i++) {
-    above += count(ballot(keys[i] > top));
-    tied += count(ballot(keys[i] - low <= span));
-  }
-  barrier(); /* without it a fast wave writes the counts of live values before a slow one has read them */
-  if (lane_id() == 0) {
-    lds.above[wave] = above;
-    lds.tied[wave] = tied;
-  }
-  barrier();
-  above = prefix_of(lds.above).before;
-  tied = prefix_of(lds.tied).before;
-  const uint32_t again_low = opaque(low), again_top = opaque(top);
-#pragma unroll
-  for (int i = 0; i < kItems; i += 4) {
-    /* Within a load the order is lane by lane: a lane's four components stand together. */
-    int above_here = above, tied_here = tied;
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      WaveMask above_lanes = ballot(keys[i + c] > again_top);
-      WaveMask tied_lanes = ballot(keys[i + c] - again_low <= span);
-      above_here = count_below(above_lanes, above_here);
-      tied_here = count_below(tied_lanes, tied_here);
-      above += count(above_lanes);
-      tied += count(tied_lanes);
-    }
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      bool better = keys[i + c] > again_top, equal = keys[i + c] - again_low <= span;
-      if (better || (equal && tied_here < need))
-        emit(above_here + (tied_here < need ? tied_here : need), place_of(i + c));
-      above_here += better;
-      tied_here += equal;
-    }
-  }
-  return alive < DSV41_TOP_K ? alive : DSV41_TOP_K;
-}
-
-/* The exact select among the `total` survivors in LDS, 512 of them or more, all at least `low`. */
-template <bool kAscending, class Emit>
-DSV41_INLINE void select_survivors(int total, uint32_t low, uint32_t high, Emit emit, SelectLds& lds) {
-  const int wave = wave_id();
-  const int per_lane = (total + kSelectThreads - 1) / kSelectThreads;
-  const int first = wave * per_lane * kWaveSize;
-  uint32_t keys[kSurvivorsPerLane];
-  int places[kSurvivorsPerLane];
-#pragma unroll
-  for (int i = 0; i < kSurvivorsPerLane; i++) {
-    keys[i] = kKeyNotLive;
-    places[i] = 0;
-    int at = first + i * kWaveSize + lane_id();
-    if (i < per_lane && at < total) {
-      Survivor survivor = lds.survivors[at];
-      keys[i] = key_of_number(bits_float(survivor.bits));
-      places[i] = survivor.place;
-    }
-  }
-
-  int need = DSV41_TOP_K;
-  CutBin cut;
-  bool top_open = true; /* the top bin also holds all keys above `high` */
+/* A key that kOffered maxima or a few more reach: quickselect, a step of ballots a pivot. */
+DSV41_INLINE uint32_t key_that_enough_reach(const LaneMaxima& maxima) {
+  uint32_t bound = 0;
+  const uint32_t a = maxima.keys[0], b = maxima.keys[1];
+  WaveMask open_a = ~WaveMask{0}, open_b = ~WaveMask{0};
   while (true) {
-    uint32_t range = high - low;
-    int shift = range < kBins ? 0 : 32 - (31 - __builtin_clz(kBins)) - __builtin_clz(range);
-#pragma unroll
-    for (int i = 0; i < kSurvivorsPerLane; i++) {
-      if (i >= per_lane) break;
-      bool active = keys[i] >= low && (top_open || keys[i] <= high);
-      uint32_t bin = (keys[i] - low) >> shift;
-      if (active) lds_add(&lds.histogram[bin < kBins - 1 ? bin : kBins - 1], 1);
-    }
-    barrier();
-    cut = find_cut_bin(lds.histogram, need);
-    need -= cut.above;
-    low += static_cast<uint32_t>(cut.bin) << shift;
-    if (!(top_open && cut.bin == kBins - 1)) {
-      high = low + ((1u << shift) - 1);
-      top_open = false;
+    const uint32_t pivot = open_a != 0 ? read_lane(static_cast<int>(a), lowest_lane(open_a))
+                                       : read_lane(static_cast<int>(b), lowest_lane(open_b));
+    const WaveMask reach_a = ballot(a >= pivot), reach_b = ballot(b >= pivot);
+    const int spare = count(reach_a) + count(reach_b) - kOffered;
+    if (spare >= 0) {
+      bound = pivot;
+      if (spare <= kOfferSlack) break;
+      open_a &= ballot(a > pivot);
+      open_b &= ballot(b > pivot);
     } else {
-      high = 0xffffffffu;
+      open_a &= ~reach_a;
+      open_b &= ~reach_b;
     }
-    if (cut.count == need || cut.count <= kWaveSize) break;
-    if (low == high) {
-      if (kAscending) break;
-      /* Places differ, so this cannot come twice: a bin of one place has a count of 1. */
-#pragma unroll
-      for (int i = 0; i < kSurvivorsPerLane; i++) {
-        if (i >= per_lane) break;
-        keys[i] = key_by_place(keys[i], low, places[i]);
-      }
-      low = 1;
-      high = kPlaceKeys;
-    }
-    barrier(); /* without it a fast wave clears bins that a slow one still reads */
-    clear_histogram(lds);
-    barrier();
+    if ((open_a | open_b) == 0) break;
   }
-
-  /* Three ends: the whole bin is chosen; its few keys are ranked; or it is one key, and position decides. */
-  const bool whole = cut.count == need;
-  const bool ranked = !whole && cut.count <= kWaveSize;
-  int above = 0, tied = 0;
-#pragma unroll
-  for (int i = 0; i < kSurvivorsPerLane; i++) {
-    if (i >= per_lane) break;
-    bool inside = keys[i] >= low && keys[i] <= high;
-    above += count(ballot(whole ? keys[i] >= low : keys[i] > high));
-    if (!whole && !ranked) tied += count(ballot(inside));
-    if (ranked && inside) {
-      int slot = lds_add(&lds.listed_count, 1);
-      lds.listed[slot] = {keys[i], places[i], first + i * kWaveSize + lane_id()};
-    }
-  }
-  if (lane_id() == 0) {
-    lds.above[wave] = above;
-    lds.tied[wave] = tied;
-  }
-  barrier();
-  int rank = prefix_of(lds.above).before;
-  uint32_t cut_key = whole ? low - 1 : high;
-  int cut_place = -1, tied_before = 0, tied_taken = 0;
-  if (ranked) {
-    Listed mine = {0, 0, 0};
-    if (lane_id() < cut.count) mine = lds.listed[lane_id()];
-    int better = 0;
-    for (int i = 0; i < cut.count; i++) {
-      uint32_t key = static_cast<uint32_t>(read_lane(static_cast<int>(mine.key), i));
-      int place = read_lane(mine.place, i);
-      better += key > mine.key || (key == mine.key && place < mine.place);
-    }
-    bool taken = lane_id() < cut.count && better < need;
-    int last = lowest_lane(ballot(taken && better == need - 1));
-    cut_key = static_cast<uint32_t>(read_lane(static_cast<int>(mine.key), last));
-    cut_place = read_lane(mine.place, last);
-    rank += count(ballot(taken && mine.position < first));
-  } else if (!whole) {
-    tied_before = prefix_of(lds.tied).before;
-    tied_taken = tied_before < need ? tied_before : need;
-  }
-#pragma unroll
-  for (int i = 0; i < kSurvivorsPerLane; i++) {
-    if (i >= per_lane) break;
-    bool taken = keys[i] > cut_key || (keys[i] == cut_key && places[i] <= cut_place);
-    if (!whole && !ranked) {
-      bool equal = keys[i] == low;
-      WaveMask equal_lanes = ballot(equal);
-      taken = keys[i] > high || (equal && count_below(equal_lanes, tied_before) < need);
-      tied_before += count(equal_lanes);
-    }
-    WaveMask lanes = ballot(taken);
-    if (taken) emit(count_below(lanes, rank + tied_taken), places[i]);
-    rank += count(lanes);
-  }
+  return bound;
 }
 
-/* Select among the values; `place_of(i)` is what is emitted for item i and no other, 0 or more. Values that are not live must be -inf. Returns how many were emitted, 512 unless fewer are live. */
-template <bool kAscending, int kItems, class Live, class PlaceOf, class Emit>
-DSV41_INLINE int select_values(const float (&values)[kItems], Live live, PlaceOf place_of, Emit emit,
-                               SelectLds& lds) {
-  float largest = values[0];
+DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
+  const uint32_t a = maxima.keys[0], b = maxima.keys[1];
+  Offer offer;
+  offer.bound = key_that_enough_reach(maxima);
+  offer.least = offer.bound;
+  offer.most = wave_max(a > b ? a : b);
+  if (offer.bound <= kKeyMinusInf) {
+    const uint32_t above_a = a > kKeyMinusInf ? a : kKeyNan,
+                   above_b = b > kKeyMinusInf ? b : kKeyNan;
+    offer.least = wave_min(above_a < above_b ? above_a : above_b);
+  }
+  const int wave = wave_id();
+  if (lane_id() == 0) lds.offers[wave] = offer;
+}
+
+struct Bounds {
+  uint32_t low;   /* nothing under it is chosen, but perhaps -inf */
+  uint32_t least; /* where bins begin to tell values apart */
+  uint32_t high;
+};
+
+/* After the barrier that follows make_offer(). */
+DSV41_INLINE Bounds agree_on_bounds(const SelectLds& lds) {
+  const Offer offer = lds.offers[lane_id() % kSelectWaves];
+  Bounds bounds;
+  bounds.low = bounds.least = wave_min<kSelectWaves>(offer.bound);
+  bounds.high = wave_max<kSelectWaves>(offer.most);
+  /* A finite bound, from which +inf has a difference with a sign. */
+  if (bounds.low > kKeyLargest) bounds.low = bounds.least = kKeyLargest;
+  if (bounds.low <= kKeyMinusInf) {
+    bounds.low = kKeyMinusInf + 1;
+    bounds.high = bounds.high > bounds.low ? bounds.high : bounds.low;
+    bounds.least = wave_min<kSelectWaves>(offer.least);
+    bounds.least = bounds.least < bounds.high ? bounds.least : bounds.high;
+  }
+  return bounds;
+}
+
+/* ---- tiles: values in registers
+ * --------------------------------------------------------------------------------- */
+
+/* kLoads vectors of four values a lane. positions[l] is the place in the row's order of the first
+ * of load l. What is not live is -inf. */
+template <int kLoads>
+struct Tile {
+  float values[4 * kLoads];
+  int positions[kLoads];
+};
+
+/* A tile that holds a NaN becomes one of keys; returns whether it did. Then no comparison meets a
+ * NaN. */
+template <int kLoads>
+DSV41_INLINE bool make_keys_if_nan(Tile<kLoads>& tile) {
   WaveMask odd = 0;
 #pragma unroll
-  for (int i = 0; i < kItems; i += 2) {
-    odd |= unordered_lanes(values[i], values[i + 1]);
-    float larger = values[i] > values[i + 1] ? values[i] : values[i + 1];
-    largest = larger > largest ? larger : largest;
-  }
-  uint32_t offered = odd ? kKeyNan : eighth_of_sixteen(key_of_number(largest));
-  if (lane_id() % kLaneRow == 0) lds.offered[thread_id() / kLaneRow] = offered;
-  clear_histogram(lds);
-  barrier();
-  uint32_t low = kKeyNan, high = 0;
+  for (int i = 0; i < 4 * kLoads; i += 2)
+    odd |= unordered_lanes(tile.values[i], tile.values[i + 1]);
+  if (odd == 0) return false;
 #pragma unroll
-  for (int i = 0; i < kLaneRows; i += kWaveSize) {
-    uint32_t key = lds.offered[i + lane_id()];
-    low = key < low ? key : low;
-    high = key > high ? key : high;
-  }
-  low = wave_min(low);
-  high = wave_max(high);
-  if (high != kKeyNan) {
-    /* Fewer than 512 lanes may hold a finite value and yet 512 values be finite (a masked row): then
-     * any value above -inf survives. */
-    low = low > kKeyMinusInf ? low : kKeyMinusInf + 1;
-    high = high > low ? high : low;
-    const float bound = number_of_key(low);
-    int survivors = 0;
+  for (int i = 0; i < 4 * kLoads; i++) tile.values[i] = bits_float(opaque(key_of(tile.values[i])));
+  return true;
+}
+
+/* The largest keys of the two halves of a lane's values. */
+template <int kLoads>
+DSV41_INLINE LaneMaxima lane_maxima(const Tile<kLoads>& tile, bool by_key) {
+  constexpr int kHalf = 4 * kLoads / kLaneMaxima;
+  LaneMaxima maxima;
 #pragma unroll
-    for (int i = 0; i < kItems; i++) survivors += count(ballot(values[i] >= bound));
-    const int wave = wave_id();
-    if (lane_id() == 0) lds.above[wave] = survivors;
-    barrier();
-    Prefix prefix = prefix_of(lds.above);
-    if (prefix.total >= DSV41_TOP_K && prefix.total <= kSurvivors) {
-      int base = prefix.before;
-      const float again = opaque(bound);
+  for (int h = 0; h < kLaneMaxima; h++) {
+    const float* values = tile.values + h * kHalf;
+    if (by_key) {
+      maxima.keys[h] = 0;
 #pragma unroll
-      for (int i = 0; i < kItems; i += 4) {
-        int at = base;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-          WaveMask lanes = ballot(values[i + c] >= again);
-          at = count_below(lanes, at);
-          base += count(lanes);
-        }
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-          if (values[i + c] >= again) lds.survivors[at++] = {float_bits(values[i + c]), place_of(i + c)};
-        }
+      for (int i = 0; i < kHalf; i++) {
+        const uint32_t key = float_bits(values[i]);
+        maxima.keys[h] = key > maxima.keys[h] ? key : maxima.keys[h];
       }
-      barrier();
-      select_survivors<kAscending>(prefix.total, low, high, emit, lds);
-      return DSV41_TOP_K;
+    } else {
+      float best = values[0];
+#pragma unroll
+      for (int i = 1; i < kHalf; i += 2)
+        best = largest(best, values[i], values[i + 1 < kHalf ? i + 1 : i]);
+      maxima.keys[h] = key_of_number(best);
     }
   }
-  uint32_t keys[kItems];
+  return maxima;
+}
+
+/* Which values of a tile reach the bound. */
+template <bool kByKey>
+struct Reach {
+  uint32_t low;
+  float bound;
+  /* The same for a second look: else the masks of the first are kept, in SGPRs that spill. */
+  DSV41_INLINE_MEMBER Reach again() const { return {opaque(low), opaque(bound)}; }
+  DSV41_INLINE_MEMBER bool operator()(float value) const {
+    return kByKey ? float_bits(value) >= low : value >= bound;
+  }
+  /* 1 if not: the sign of the difference, which is +0 where they are equal (the bound of zero is
+   * -0). */
+  DSV41_INLINE_MEMBER uint32_t missed(float value) const {
+    return kByKey ? float_bits(value) < low : float_bits(value - bound) >> 31;
+  }
+  DSV41_INLINE_MEMBER float number(float value) const {
+    return kByKey ? number_of_key(float_bits(value)) : value;
+  }
+};
+
+/* Where the survivors of a tile go. Counts of up to 4 loads are packed into a word, and scanned at
+ * once. */
+template <int kLoads>
+struct Marks {
+  static constexpr int kWords = (kLoads + 3) / 4;
+  uint32_t before[kWords]; /* a byte a load: survivors of lower lanes */
+  int first[kLoads];
+  int total;
+  /* Bytes lie as the counting of bits leaves them. */
+  static constexpr DSV41_INLINE_MEMBER int shift_of(int load) {
+    return load % 4 == 0 ? 24 : load % 4 == 1 ? 8 : load % 4 == 2 ? 16 : 0;
+  }
+  DSV41_INLINE_MEMBER int at(int load) const {
+    return first[load] + static_cast<int>(before[load / 4] >> shift_of(load) & 255);
+  }
+};
+
+template <int kLoads, class Reached>
+DSV41_INLINE Marks<kLoads> mark(const Tile<kLoads>& tile, Reached reach) {
+  static_assert(kLastLane * 4 < 256, "what stands before a lane fits a byte");
+  Marks<kLoads> marks;
+  marks.total = 0;
 #pragma unroll
-  for (int i = 0; i < kItems; i++) keys[i] = live(i) ? key_of(values[i]) : kKeyNotLive;
-  return select_by_radix<kAscending>(keys, place_of, emit, lds);
+  for (int w = 0; w < marks.kWords; w++) {
+    /* A bit a value, the first one on top, then counts of four bits, then those in bytes. */
+    uint32_t missed = 0;
+#pragma unroll
+    for (int i = 16 * w; i < 16 * w + 16; i++)
+      missed = missed << 1 | (i < 4 * kLoads ? reach.missed(tile.values[i]) : 1);
+    uint32_t bits = ~missed & 0xffff;
+    bits -= bits >> 1 & 0x5555;
+    bits = (bits & 0x3333) + (bits >> 2 & 0x3333);
+    const uint32_t mine = (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
+    /* The sum of all lanes may carry into the next byte; less this lane's own it does not. */
+    marks.before[w] = static_cast<uint32_t>(wave_scan_add(static_cast<int>(mine))) - mine;
+    const uint32_t last_before = read_lane(static_cast<int>(marks.before[w]), kLastLane);
+    const uint32_t last = read_lane(static_cast<int>(mine), kLastLane);
+#pragma unroll
+    for (int l = 4 * w; l < 4 * w + 4 && l < kLoads; l++) {
+      marks.first[l] = marks.total;
+      marks.total += (last_before >> marks.shift_of(l) & 255) + (last >> marks.shift_of(l) & 255);
+    }
+  }
+  return marks;
+}
+
+/* Writes every survivor to `list`, in the order of the row, as make(value, position). */
+template <int kLoads, class Reached, class Entry, class Make>
+DSV41_INLINE void put_marked(const Tile<kLoads>& tile, const Marks<kLoads>& marks,
+                             Reached first_reach, Entry* list, Make make) {
+  const Reached reach = first_reach.again();
+#pragma unroll
+  for (int load = 0; load < kLoads; load++) {
+    Entry* at = list + marks.at(load);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      const float value = tile.values[4 * load + c];
+      if (reach(value)) {
+        *at = make(reach.number(value), tile.positions[load] + c);
+        at++;
+      }
+    }
+  }
+}
+
+/* Calls use(reach) with the comparison that the tile needs. */
+template <class Use>
+DSV41_INLINE void with_reach(uint32_t low, bool by_key, Use use) {
+  if (by_key)
+    use(Reach<true>{low, 0.0f});
+  else
+    use(Reach<false>{low, low == key_of_number(0.0f) ? -0.0f : number_of_key(low)});
+}
+
+/* What a list holds until count_list() makes standings of it. */
+DSV41_INLINE uint64_t uncounted(float value, int position) {
+  return static_cast<uint64_t>(float_bits(value)) << 32 | static_cast<uint32_t>(position);
+}
+
+/* The tile's survivors as the wave's list. */
+template <int kLoads>
+DSV41_INLINE List list_tile(const Tile<kLoads>& tile, bool by_key, uint32_t low, SelectLds& lds) {
+  List list;
+  with_reach(low, by_key, [&](auto reach) {
+    const auto marks = mark(tile, reach);
+    list = take_from_pool(marks.total, lds);
+    if (list.first + list.count <= kPool)
+      put_marked(tile, marks, reach, lds.pool + list.first, uncounted);
+    else
+      list.count = 0;
+  });
+  return list;
+}
+
+/* Offers, the barrier, and the list: what a row does that one tile a wave holds. */
+template <int kLoads>
+DSV41_INLINE List fill_from_tile(Tile<kLoads>& tile, Bounds& bounds, SelectLds& lds) {
+  const bool by_key = make_keys_if_nan(tile);
+  make_offer(lane_maxima(tile, by_key), lds);
+  clear(lds);
+  barrier(); /* without it a wave reads offers, and counts in bins, that are not there yet */
+  bounds = agree_on_bounds(lds);
+  return list_tile(tile, by_key, bounds.low, lds);
+}
+
+/* ---- 2 histogram
+ * ------------------------------------------------------------------------------------------------
+ */
+
+struct Found {
+  CutBin cut;
+  int total;
+};
+
+/* The bin of the need-th best, found by each wave for itself; count 0 where all bins hold fewer. */
+DSV41_INLINE Found find_cut_bin(const SelectLds& lds, int need) {
+  const int coarse = lds.coarse_bins[lane_id()];
+  const int coarse_sums = wave_scan_add(coarse);
+  Found found = {{0, 0, 0}, read_lane(coarse_sums, kLastLane)};
+  if (found.total < need) return found;
+  const int lane = lowest_lane(ballot(coarse_sums >= need));
+  const int before = read_lane(coarse_sums, lane) - read_lane(coarse, lane);
+  const int fine = lds.bins[lane * kWaveSize + lane_id()];
+  const int fine_sums = wave_scan_add(fine) + before;
+  const int hit = lowest_lane(ballot(fine_sums >= need));
+  found.cut.count = read_lane(fine, hit);
+  found.cut.above = read_lane(fine_sums, hit) - found.cut.count;
+  found.cut.bin = lane * kWaveSize + hit;
+  return found;
+}
+
+/* Visits the standings of a list, with all lanes of the wave: f(standing), 0 for lanes past its
+ * end. */
+template <class F>
+DSV41_INLINE void visit_list(List list, const SelectLds& lds, F f) {
+  for (int i = 0; i < list.count; i += kWaveSize) {
+    Standing s = 0;
+    if (i + lane_id() < list.count) s = lds.pool[list.first + i + lane_id()];
+    f(s);
+  }
+}
+
+/* Turns a list of {float, position} into standings and counts them in bins from `high` down to
+ * `least`. */
+template <class Source>
+DSV41_INLINE int count_list(const Source& source, List list, Bounds bounds, SelectLds& lds) {
+  const uint32_t range = bounds.high - bounds.least;
+  const int shift = range < kBins ? 0 : 32 - kBinBits - __builtin_clz(range);
+  wave_barrier();
+  for (int i = lane_id(); i < list.count; i += kWaveSize) {
+    const uint64_t entry = lds.pool[list.first + i];
+    const uint32_t key = key_of(bits_float(static_cast<uint32_t>(entry >> 32)));
+    lds.pool[list.first + i] = standing(key, source.column_at(static_cast<int>(entry)));
+    const uint32_t bin = (bounds.high - key) >> shift;
+    const int within = bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
+    lds_add(&lds.bins[within], 1);
+    lds_add(&lds.coarse_bins[within / kWaveSize], 1);
+  }
+  return shift;
+}
+
+/* The bin as a range of standings. The last one takes all down to `low`. */
+DSV41_INLINE Range range_of_bin(const Found& found, Bounds bounds, int shift) {
+  const int bin = found.cut.bin;
+  const uint32_t high = bounds.high - (static_cast<uint32_t>(bin) << shift);
+  const uint32_t width = (1u << shift) - 1;
+  const uint32_t low = bin == kBins - 1 || high - bounds.low < width ? bounds.low : high - width;
+  return {static_cast<uint64_t>(low) << 32, static_cast<uint64_t>(high) << 32 | 0xffffffffu,
+          DSV41_TOP_K - found.cut.above, found.cut.count};
+}
+
+/* One step of the search: count what visit(f) shows of [low, high] in bins, and keep the one of
+ * rank `need`. Returns how many are missing where there are not even `need` of them: then all are
+ * chosen. Three barriers. */
+template <class Visit>
+DSV41_INLINE int narrow(Range& range, SelectLds& lds, Visit visit) {
+  const uint64_t span = range.high - range.low;
+  const int span_bits = 64 - __builtin_clzll(span | 1);
+  const int shift = span_bits > kBinBits ? span_bits - kBinBits : 0;
+  barrier(); /* without it a fast wave clears bins that a slow one still reads */
+  clear_bins(lds);
+  barrier(); /* without it a slow wave clears what a fast one has counted */
+  visit([&](Standing s) {
+    const bool inside = s - range.low <= range.high - range.low;
+    const int bin = static_cast<int>((range.high - s) >> shift);
+    add_to_bins(lds.bins, inside, bin);
+    add_to_bins(lds.coarse_bins, inside, bin / kWaveSize);
+  });
+  barrier(); /* without it a wave reads bins that another one still adds to */
+  const Found found = find_cut_bin(lds, range.need);
+  if (found.total < range.need) {
+    const int missing = range.need - found.total;
+    range.need = range.count = found.total;
+    return missing;
+  }
+  range.need -= found.cut.above;
+  range.count = found.cut.count;
+  range.high -= static_cast<uint64_t>(found.cut.bin) << shift;
+  const uint64_t width = (uint64_t{1} << shift) - 1;
+  if (range.high - range.low > width) range.low = range.high - width;
+  return 0;
+}
+
+/* ---- the row again
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Visits the standings of the wave's piece of the row, read from memory: f(standing, position), 0
+ * for what is not live. */
+template <class Source, class F>
+DSV41_INLINE void visit_row(const Source& source, F f) {
+  const int piece = (source.positions() + kSelectThreads - 1) / kSelectThreads * kWaveSize;
+  const int first = wave_id() * piece;
+  const int last = first + piece < source.positions() ? first + piece : source.positions();
+  for (int i = first; i < last; i += kWaveSize) {
+    Standing s = 0;
+    if (i + lane_id() < last) s = source.standing_at(i + lane_id());
+    f(s, i + lane_id());
+  }
+}
+
+/* What the wave's piece has from `low` on, as its list of make(standing, position). */
+template <class Source, class Make>
+DSV41_INLINE List list_row(const Source& source, Standing low, SelectLds& lds, Make make) {
+  int survivors = 0;
+  visit_row(source, [&](Standing s, int) { survivors += count(ballot(s >= low)); });
+  List list = take_from_pool(survivors, lds);
+  if (list.first + list.count > kPool) list.count = 0;
+  if (list.count == 0) return list;
+  int place = list.first;
+  visit_row(source, [&](Standing s, int position) {
+    const WaveMask lanes = ballot(s >= low);
+    if (s >= low) lds.pool[count_below(lanes, place)] = make(s, position);
+    place += count(lanes);
+  });
+  wave_barrier();
+  return list;
+}
+
+/* What fill_from_tile() does, for rows that come in no vectors: read three times, value by value.
+ */
+template <class Source>
+DSV41_INLINE List fill_from_row(const Source& source, Bounds& bounds, SelectLds& lds) {
+  LaneMaxima maxima = {{0, 0}};
+  visit_row(source, [&](Standing s, int position) {
+    const uint32_t key = static_cast<uint32_t>(s >> 32);
+    uint32_t& best = maxima.keys[position / kWaveSize % kLaneMaxima];
+    best = key > best ? key : best;
+  });
+  make_offer(maxima, lds);
+  clear(lds);
+  barrier(); /* without it a wave reads offers, and counts in bins, that are not there yet */
+  bounds = agree_on_bounds(lds);
+  return list_row(source, static_cast<uint64_t>(bounds.low) << 32, lds,
+                  [](Standing s, int position) {
+                    return uncounted(number_of_key(static_cast<uint32_t>(s >> 32)), position);
+                  });
+}
+
+/* The list as it would be, had the pool held all: what is in the range and above, after it has been
+ * narrowed until it fits. `goal` becomes the number of columns that will be chosen, 512 unless
+ * fewer are live. */
+template <class Source>
+DSV41_INLINE List list_again(const Source& source, Range& range, int& goal, SelectLds& lds) {
+  do {
+    goal -= narrow(range, lds, [&](auto f) { visit_row(source, [&](Standing s, int) { f(s); }); });
+  } while (goal - range.need + range.count > kPool);
+  barrier(); /* without it a slow wave has yet to read from the pool, and its counter */
+  if (thread_id() == 0) lds.pool_used = 0;
+  barrier(); /* without it a fast wave takes from a pool that is not empty yet */
+  return list_row(source, range.low, lds, [](Standing s, int) { return s; });
+}
+
+/* ---- 3 finalists
+ * ------------------------------------------------------------------------------------------------
+ */
+
+/* The need-th best of the first `entrants` lanes' standings; the other lanes have 0. */
+DSV41_INLINE Standing need_th_of_lanes(Standing s, int entrants, int need) {
+  WaveMask open = ballot(lane_id() < entrants);
+  Standing best = 0;
+  while (open != 0) {
+    const Standing pivot = read_lane_wide(s, lowest_lane(open));
+    const WaveMask reach = ballot(s >= pivot);
+    const int reaching = count(reach);
+    if (reaching < need) {
+      open &= ~reach;
+    } else {
+      best = pivot;
+      if (reaching == need) break;
+      open &= ballot(s > pivot);
+    }
+  }
+  return best;
+}
+
+/* From a filled list to the 512 indices. `bounds` and the list come from fill_from_tile() or its
+ * like. */
+template <class Source>
+DSV41_INLINE void select_listed(const Source& source, List list, Bounds bounds, int32_t* indices,
+                                SelectLds& lds) {
+  const int wave = wave_id();
+  const int shift = count_list(source, list, bounds, lds);
+  barrier(); /* without it a wave reads bins that another one still adds to */
+  const Found found = find_cut_bin(lds, DSV41_TOP_K);
+  const int pool_used = uniform(lds.pool_used);
+  Range range;
+  int goal = DSV41_TOP_K;
+  if (pool_used <= kPool && found.total >= DSV41_TOP_K) {
+    range = range_of_bin(found, bounds, shift);
+  } else {
+    const int last = source.last_column();
+    if (pool_used > kPool)
+      range = {standing(bounds.low, last), standing(bounds.high, 0), DSV41_TOP_K, 0};
+    else /* all above -inf is chosen, and the lowest columns of -inf */
+      range = {standing(kKeyMinusInf, last), standing(kKeyMinusInf, 0), DSV41_TOP_K - found.total,
+               0};
+    list = list_again(source, range, goal, lds);
+  }
+  while (range.count > kWaveSize && range.count != range.need && range.low != range.high)
+    narrow(range, lds, [&](auto f) { visit_list(list, lds, f); });
+
+  /* Standings are equal only where a compact row names an id twice: then no write may pass the
+   * 512th. */
+  const bool all_of_range = range.count == range.need || range.count > kWaveSize;
+  int chosen = 0;
+  visit_list(list, lds, [&](Standing s) {
+    if (all_of_range) {
+      chosen += count(ballot(s >= range.low));
+    } else {
+      chosen += count(ballot(s > range.high));
+      if (s - range.low <= range.high - range.low) {
+        const int at = lds_add(&lds.finalist_count, 1);
+        lds.finalists[at] = s;
+        lds.finalist_waves[at] = wave;
+      }
+    }
+  });
+  if (lane_id() == 0) lds.chosen[wave] = chosen;
+  barrier(); /* without it a wave ranks finalists, and sums counts, that are not there yet */
+  int place = prefix_of(lds.chosen).before;
+  Standing cut = range.low;
+  if (!all_of_range) {
+    Standing finalist = 0;
+    int finalist_wave = kSelectWaves;
+    if (lane_id() < range.count) {
+      finalist = lds.finalists[lane_id()];
+      finalist_wave = lds.finalist_waves[lane_id()];
+    }
+    cut = need_th_of_lanes(finalist, range.count, range.need);
+    place += count(ballot(finalist >= cut) & ballot(finalist_wave < wave));
+  }
+  visit_list(list, lds, [&](Standing s) {
+    const WaveMask lanes = ballot(s >= cut);
+    const int at = count_below(lanes, place);
+    if (s >= cut && at < DSV41_TOP_K) indices[static_cast<uint32_t>(at)] = column_of(s);
+    place += count(lanes);
+  });
+  for (int i = goal + thread_id(); i < DSV41_TOP_K; i += kSelectThreads) indices[i] = -1;
 }
 
 }  // namespace dsv41

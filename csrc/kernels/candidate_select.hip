@@ -1,117 +1,149 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * candidate_select_kernel: the 512 columns of a dense row among its candidate blocks, gathered into registers.
+ * candidate_select_kernel: the 512 columns of a dense row among its candidate blocks, gathered into
+ * registers.
  *
- *   grid   rows, one workgroup of 1,024 threads each, up to 32,768 candidates
- *   order  (wave, load, lane, component) is the order of the slots; ties to the lowest column
- *   LDS    SelectLds, 35 KiB; the list of first slots lies where the survivors come later      scratch  none
+ *   grid   rows, one workgroup each, up to 32,768 candidates
+ *   row    each wave gathers a piece of the list: 16 bytes a lane and load where blocks are made of
+ * whole vectors, else value by value, and more than once order  slots' order; ties to the lowest
+ * column LDS    CandidateSelectLds      scratch  none
  *
- * A list that ascends apart from a tail of empty slots is what candidate_blocks writes, and holds no block twice.
- * Any other list is searched for blocks listed twice: window by window of block ids, each id takes its lowest slot,
- * and other slots of it are dropped.
+ * A list that ascends apart from a tail of empty slots is what candidate_blocks writes, and holds
+ * no block twice. Any other list is searched for blocks listed twice: window by window of block
+ * ids, each id keeps its lowest slot. Then the row is gathered again, without the slots that were
+ * dropped.
  */
 #include "device/params.h"
 #include "device/platform.h"
 #include "device/row.h"
 #include "device/select.h"
-#include "device/span.h"
+#include "device/tiles.h"
 #include "tuning.h"
 
 namespace dsv41 {
 
-constexpr int kFirstSlotIds = 2 * kSurvivors; /* as int32 in the survivors' place */
+constexpr int kWindowIds = 2 * kPool; /* as int32 in the pool's place */
 
-/* Drop slots whose block has a lower slot. All of the workgroup comes here, or none. */
-template <int kCount>
-DSV41_INLINE void drop_repeated(int (&blocks)[kCount], const int (&slots)[kCount], int block_count,
-                                SelectLds& lds) {
-  int* first_slot = reinterpret_cast<int*>(lds.survivors);
-  for (int window = 0; window < block_count; window += kFirstSlotIds) {
-    for (int i = thread_id(); i < kFirstSlotIds; i += kSelectThreads) first_slot[i] = INT32_MAX;
-    barrier();
-#pragma unroll
-    for (int i = 0; i < kCount; i++)
-      if (blocks[i] >= window && blocks[i] - window < kFirstSlotIds)
-        lds_min(&first_slot[blocks[i] - window], slots[i]);
-    barrier();
-#pragma unroll
-    for (int i = 0; i < kCount; i++)
-      if (blocks[i] >= window && blocks[i] - window < kFirstSlotIds &&
-          first_slot[blocks[i] - window] != slots[i])
-        blocks[i] = -1;
-    barrier(); /* without it a fast wave clears slots that a slow one still compares */
+struct CandidateSelectLds {
+  SelectLds select;
+  int disorder[kSelectWaves];
+  uint32_t dropped[kMaxGathered / 32]; /* a bit a slot */
+};
+
+struct CandidateRow {
+  Values values;
+  const int32_t* candidates;
+  int slots;
+  int block_size;
+  int block_shift;
+  int block_count;         /* blocks with live columns; other ids are empty slots */
+  const uint32_t* dropped; /* NULL: none */
+
+  DSV41_INLINE_MEMBER int positions() const { return slots * block_size; }
+  DSV41_INLINE_MEMBER int last_column() const { return values.end - 1; }
+  DSV41_INLINE_MEMBER int slot_of(int position) const {
+    return block_shift >= 0 ? position >> block_shift : position / block_size;
   }
+  /* The block in a slot, or -1. */
+  DSV41_INLINE_MEMBER int block_in(int slot) const {
+    const int block = candidates[slot];
+    if (block < 0 || block >= block_count) return -1;
+    return dropped && dropped[slot / 32] >> slot % 32 & 1 ? -1 : block;
+  }
+  /* The column of a live or dead position whose slot is not empty. */
+  DSV41_INLINE_MEMBER int column_in(int block, int position, int slot) const {
+    return block * block_size + (position - slot * block_size);
+  }
+  DSV41_INLINE_MEMBER int column_at(int position) const {
+    const int slot = slot_of(position);
+    return column_in(candidates[slot], position, slot);
+  }
+  DSV41_INLINE_MEMBER Standing standing_at(int position) const {
+    const int slot = slot_of(position);
+    const int block = block_in(slot);
+    if (block < 0) return 0;
+    const int column = column_in(block, position, slot);
+    return column < values.end ? standing(key_of(values.first[column]), column) : 0;
+  }
+};
+
+template <int kLoads>
+DSV41_INLINE List fill_from_vectors(const CandidateRow& row, Bounds& bounds, SelectLds& lds) {
+  const int piece = wave_piece(row.positions());
+  const int first = wave_id() * piece;
+  const int end = first + piece < row.positions() ? first + piece : row.positions();
+  Tile<kLoads> tile;
+  int columns[kLoads];
+#pragma unroll
+  for (int l = 0; l < kLoads; l++) {
+    const int position = first + (l * kWaveSize + lane_id()) * 4;
+    tile.positions[l] = position;
+    columns[l] = kNowhere;
+    if (position < end) {
+      const int slot = row.slot_of(position);
+      const int block = row.block_in(slot);
+      if (block >= 0) columns[l] = row.column_in(block, position, slot);
+    }
+  }
+  load_vectors(tile, columns, row.values);
+  return fill_from_tile(tile, bounds, lds);
 }
 
-/* kPerLoad is 1 where a load of four values lies in one block, 4 where each value has its own. */
-template <int kLoads, int kPerLoad>
-DSV41_INLINE int select_candidates(const CandidateSelectParams& params, const float* logits, int end,
-                                   const int32_t* candidates, int32_t* indices, SelectLds& lds) {
-  constexpr int kCount = kLoads * kPerLoad;
-  const int block_size = params.args.block_size;
-  const int total = params.args.slots * block_size;
-  int blocks[kCount], slots[kCount], first[kCount];
+/* Whether the wave's share of the slots ascends, but for empty slots at the end. */
+DSV41_INLINE bool ascends(const CandidateRow& row) {
   bool in_order = true;
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-    const int position =
-        ((wave_id() * kLoads + i / kPerLoad) * kWaveSize + lane_id()) * 4 + i % kPerLoad;
-    slots[i] = position < total ? position / block_size : -1;
-    first[i] = position % block_size;
-    blocks[i] = slots[i] >= 0 ? candidates[slots[i]] : -1;
-    const int before = slots[i] > 0 ? candidates[slots[i] - 1] : -1;
-    if (blocks[i] >= params.block_count) blocks[i] = -1;
-    /* A block follows a smaller one, or stands in slot 0. */
-    if (blocks[i] >= 0 && slots[i] > 0 && !(before >= 0 && before < blocks[i])) in_order = false;
+  for (int slot = thread_id(); slot < row.slots; slot += kSelectThreads) {
+    const int block = row.candidates[slot];
+    const int before = slot > 0 ? row.candidates[slot - 1] : -1;
+    if (block >= 0 && block < row.block_count && slot > 0 && (before < 0 || before >= block))
+      in_order = false;
   }
-  const bool wave_in_order = ballot(!in_order) == 0;
-  const int wave = wave_id();
-  if (lane_id() == 0) lds.tied[wave] = wave_in_order;
-  barrier();
-  const bool all_in_order = ballot(lds.tied[lane_id() % kSelectWaves] == 0) == 0;
-  if (!all_in_order) drop_repeated(blocks, slots, params.block_count, lds);
-  float values[4 * kLoads];
-  const int whole = static_cast<int>(params.args.width & ~int64_t{3});
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-    const int64_t column = static_cast<int64_t>(blocks[i]) * block_size + first[i];
-    first[i] = blocks[i] >= 0 && column < end ? static_cast<int>(column) : -1;
-    if constexpr (kPerLoad == 4) {
-      values[i] = first[i] >= 0 ? logits[first[i]] : kMinusInf;
-    } else {
-      Float4 loaded = {kMinusInf, kMinusInf, kMinusInf, kMinusInf};
-      if (first[i] >= 0 && first[i] < whole)
-        loaded = *reinterpret_cast<const Float4*>(logits + first[i]);
-      values[4 * i] = loaded.x;
-      values[4 * i + 1] = loaded.y;
-      values[4 * i + 2] = loaded.z;
-      values[4 * i + 3] = loaded.w;
+  return ballot(!in_order) == 0;
+}
+
+/* Mark the slots whose block has a lower slot. */
+DSV41_INLINE void drop_repeated(const CandidateRow& row, CandidateSelectLds& lds) {
+  int* lowest_slot = reinterpret_cast<int*>(lds.select.pool);
+  for (int i = thread_id(); i < kMaxGathered / 32; i += kSelectThreads) lds.dropped[i] = 0;
+  for (int window = 0; window < row.block_count; window += kWindowIds) {
+    barrier(); /* without it a fast wave clears slots that a slow one still compares, or lists in
+                  the pool */
+    for (int i = thread_id(); i < kWindowIds; i += kSelectThreads) lowest_slot[i] = INT32_MAX;
+    barrier(); /* without it a slow wave clears what a fast one has entered */
+    for (int slot = thread_id(); slot < row.slots; slot += kSelectThreads) {
+      const int id = row.candidates[slot] - window;
+      if (id >= 0 && id < kWindowIds) lds_min(&lowest_slot[id], slot);
+    }
+    barrier(); /* without it a wave compares with slots that are not all entered */
+    for (int slot = thread_id(); slot < row.slots; slot += kSelectThreads) {
+      const int id = row.candidates[slot] - window;
+      if (id >= 0 && id < kWindowIds && lowest_slot[id] != slot)
+        lds_or(&lds.dropped[slot / 32], 1u << slot % 32);
     }
   }
-  if (kPerLoad == 1 && end % 4 != 0) {
-#pragma unroll
-    for (int i = 0; i < 4 * kLoads; i++) {
-      if (first[i / 4] != (end & ~3)) continue;
-      if (first[i / 4] + i % 4 >= end)
-        values[i] = kMinusInf;
-      else if (first[i / 4] >= whole)
-        values[i] = logits[first[i / 4] + i % 4];
-    }
+  barrier(); /* without it a wave gathers before all slots are marked */
+}
+
+/* Fills lists by fill(), and once more if that has seen a list that may hold a block twice. */
+template <class Fill>
+DSV41_INLINE List fill_without_repeated(CandidateRow& row, CandidateSelectLds& lds, Fill fill) {
+  bool in_order = ascends(row);
+  while (true) {
+    const int wave = wave_id();
+    if (lane_id() == 0) lds.disorder[wave] = !in_order;
+    const List list = fill(); /* has a barrier in it */
+    if (ballot(lds.disorder[lane_id() % kSelectWaves] != 0) == 0) return list;
+    drop_repeated(row, lds);
+    row.dropped = lds.dropped;
+    in_order = true;
   }
-  auto place_of = [&](int i) { return kPerLoad == 4 ? first[i] : first[i / 4] + i % 4; };
-  return select_values<false>(
-      values,
-      [&](int i) {
-        return kPerLoad == 4 ? first[i] >= 0 : first[i / 4] >= 0 && first[i / 4] + i % 4 < end;
-      },
-      place_of, [&](int rank, int column) { indices[rank] = column; }, lds);
 }
 
 }  // namespace dsv41
 
 DSV41_KERNEL(kSelectThreads) void candidate_select_kernel(CandidateSelectParams params) {
   using namespace dsv41;
-  __shared__ SelectLds lds;
+  __shared__ CandidateSelectLds lds;
   const Dsv41CandidateTopKArgs& args = params.args;
   const int row = workgroup_x();
   const int end = static_cast<int>(row_end(args.ends, row, args.width));
@@ -120,17 +152,20 @@ DSV41_KERNEL(kSelectThreads) void candidate_select_kernel(CandidateSelectParams 
     write_short_row(indices, end, kSelectThreads);
     return;
   }
-  const float* logits = args.logits + row * args.logits_stride;
-  const int32_t* candidates = args.candidates + row * args.candidates_stride;
-  const int total = args.slots * args.block_size;
-  int written;
-  if (params.vectors && total <= 4 * 4 * kSelectThreads)
-    written = select_candidates<4, 1>(params, logits, end, candidates, indices, lds);
-  else if (params.vectors)
-    written = select_candidates<8, 1>(params, logits, end, candidates, indices, lds);
-  else if (total <= 4 * 4 * kSelectThreads)
-    written = select_candidates<4, 4>(params, logits, end, candidates, indices, lds);
-  else
-    written = select_candidates<8, 4>(params, logits, end, candidates, indices, lds);
-  fill_rest(indices, written, kSelectThreads);
+  CandidateRow source = {
+      {args.logits + row * args.logits_stride, end, static_cast<int>(args.width & ~int64_t{3})},
+      args.candidates + row * args.candidates_stride,
+      args.slots,
+      args.block_size,
+      params.block_shift,
+      0,
+      nullptr};
+  source.block_count = source.slot_of(end - 1) + 1;
+  Bounds bounds;
+  const List list = fill_without_repeated(source, lds, [&] {
+    if (!params.vectors) return fill_from_row(source, bounds, lds.select);
+    return source.positions() <= kDirectCols ? fill_from_vectors<8>(source, bounds, lds.select)
+                                             : fill_from_vectors<16>(source, bounds, lds.select);
+  });
+  select_listed(source, list, bounds, indices, lds.select);
 }

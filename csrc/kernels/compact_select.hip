@@ -2,43 +2,40 @@
  *
  * compact_select_kernel: the 512 ids of a gathered row of up to 32,768 values, from registers.
  *
- *   grid   rows, one workgroup of 1,024 threads each; values and ids are read once, 16 bytes a lane and load
+ *   grid   rows, one workgroup each
+ *   row    values are read once, 16 bytes a lane and load; ids only of those that reach the bound
  *   order  positions' order; ties to the lowest id, whatever the order of the ids
- *   LDS    SelectLds, 35 KiB      scratch  none
+ *   LDS    SelectLds      scratch  none
  *
- * A slot with id -1 is not live. It holds -inf (CONTRACT), and so can live ones.
+ * A slot with id -1 is not live. It holds -inf (CONTRACT), and so can live ones: the fast way
+ * leaves -inf out, and the slow one looks at ids first.
  */
 #include "device/platform.h"
 #include "device/row.h"
 #include "device/select.h"
-#include "device/span.h"
+#include "device/tiles.h"
 #include "tuning.h"
 
 namespace dsv41 {
 
-template <int kLoads>
-DSV41_INLINE int select_compact(const float* logits, const int32_t* ids, int n, int32_t* indices,
-                                SelectLds& lds) {
-  float values[4 * kLoads];
-  int places[4 * kLoads];
-  const Span span = load_span<kLoads>(values, logits, n, n);
-  const int wave_end = (wave_id() + 1) * wave_span(n) < n ? (wave_id() + 1) * wave_span(n) : n;
-#pragma unroll
-  for (int j = 0; j < kLoads; j++) {
-    Int4 loaded = {-1, -1, -1, -1};
-    if (span.column(4 * j) < wave_end)
-      loaded = *reinterpret_cast<const Int4*>(ids + span.column(4 * j));
-    places[4 * j] = loaded.x;
-    places[4 * j + 1] = loaded.y;
-    places[4 * j + 2] = loaded.z;
-    places[4 * j + 3] = loaded.w;
+struct CompactRow {
+  const float* logits;
+  const int32_t* ids;
+  int count;
+  DSV41_INLINE_MEMBER int positions() const { return count; }
+  DSV41_INLINE_MEMBER int last_column() const { return INT32_MAX; }
+  DSV41_INLINE_MEMBER int column_at(int position) const { return ids[position]; }
+  DSV41_INLINE_MEMBER Standing standing_at(int position) const {
+    const int id = ids[position];
+    return id < 0 ? 0 : standing(key_of(logits[position]), id);
   }
-#pragma unroll
-  for (int i = 0; i < 4 * kLoads; i++)
-    if (places[i] < 0) values[i] = kMinusInf;
-  return select_values<false>(
-      values, [&](int i) { return places[i] >= 0; }, [&](int i) { return places[i]; },
-      [&](int rank, int id) { indices[rank] = id; }, lds);
+};
+
+template <int kLoads>
+DSV41_INLINE List fill_compact(const CompactRow& row, Bounds& bounds, SelectLds& lds) {
+  Tile<kLoads> tile;
+  load_piece(tile, {row.logits, row.count, row.count});
+  return fill_from_tile(tile, bounds, lds);
 }
 
 }  // namespace dsv41
@@ -53,18 +50,20 @@ DSV41_KERNEL(kSelectThreads) void compact_select_kernel(Dsv41CompactTopKArgs arg
     write_short_row(indices, end, kSelectThreads);
     return;
   }
-  const int n = static_cast<int>(args.n);
-  const float* logits = args.logits + row * args.n;
-  const int32_t* ids = args.ids + row * args.n;
-  const int span = wave_span(n);
-  int written;
-  if (span <= kWaveCols)
-    written = select_compact<1>(logits, ids, n, indices, lds);
-  else if (span <= 2 * kWaveCols)
-    written = select_compact<2>(logits, ids, n, indices, lds);
-  else if (span <= 4 * kWaveCols)
-    written = select_compact<4>(logits, ids, n, indices, lds);
+  const CompactRow source = {args.logits + row * args.n, args.ids + row * args.n,
+                             static_cast<int>(args.n)};
+  const int piece = wave_piece(source.count);
+  List list;
+  Bounds bounds;
+  if (piece <= kWaveCols)
+    list = fill_compact<1>(source, bounds, lds);
+  else if (piece <= 2 * kWaveCols)
+    list = fill_compact<2>(source, bounds, lds);
+  else if (piece <= 4 * kWaveCols)
+    list = fill_compact<4>(source, bounds, lds);
+  else if (piece <= 8 * kWaveCols)
+    list = fill_compact<8>(source, bounds, lds);
   else
-    written = select_compact<8>(logits, ids, n, indices, lds);
-  fill_rest(indices, written, kSelectThreads);
+    list = fill_compact<16>(source, bounds, lds);
+  select_listed(source, list, bounds, indices, lds);
 }

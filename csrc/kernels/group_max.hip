@@ -1,84 +1,84 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * group_max_kernel: the maximum of every group of 16, 32 or 64 adjacent columns. First of two launches for rows
- * longer than a workgroup's registers; top_k_select_kernel is the second.
+ * group_max_kernel: launch 1 of long rows. The row is read once, by all compute units, and the
+ * largest value of each group of adjacent columns is left for top_k_select_kernel.
  *
- *   grid       (rows, chunks of the width), 256 threads: the first chunks of all rows come first
- *   lane       4 loads of 16 bytes, kWaveCols apart: a chunk is 4,096 columns
- *   writes     maxima[row, column / group], NaN where a group holds one
- *   LDS        none      scratch  TopKSelectParams.maxima, of the caller's allocator
- *
- * The grid covers the width; workgroups past the row's live end, and all of a row that its second launch reads by
- * itself, return at once. So one captured graph serves short and long rows.
+ *   grid     rows x chunks of kGroupMaxCols columns of the buffer's width; chunks past a row's end
+ * exit at once, and so do rows that top_k_select_kernel reads by itself wave     kGroupMaxLoads
+ * loads of 16 bytes a lane, all in flight; 4 to 16 lanes share a group maxima   scratch [rows,
+ * maxima_stride] of the launcher. The group that holds a NaN gets NaN. What is not live counts as
+ * -inf, and the last vector of maxima is written whole LDS      none
  */
 #include "device/order.h"
 #include "device/params.h"
 #include "device/platform.h"
 #include "device/row.h"
-#include "device/span.h"
+#include "device/tiles.h"
 #include "tuning.h"
 
 namespace dsv41 {
 
-/* The larger of this lane's and its partners' keys, over groups of 4, 8 or 16 lanes. */
-DSV41_INLINE uint32_t group_of_lanes_max(uint32_t key, int group_lanes) {
-  uint32_t other;
-  key = (other = swap_lanes<1>(key)) > key ? other : key;
-  key = (other = swap_lanes<2>(key)) > key ? other : key;
-  if (group_lanes >= 8) key = (other = swap_lanes<7>(key)) > key ? other : key;
-  if (group_lanes >= 16) key = (other = swap_lanes<15>(key)) > key ? other : key;
-  return key;
+/* The largest of this lane's and its partners' values, over groups of 4, 8 or 16 lanes. */
+template <class T, class Larger>
+DSV41_INLINE T group_of_lanes_max(T value, int group_lanes, Larger larger) {
+  value = larger(value, swap_lanes<1>(value));
+  value = larger(value, swap_lanes<2>(value));
+  if (group_lanes >= 8) value = larger(value, swap_lanes<7>(value));
+  if (group_lanes >= 16) value = larger(value, swap_lanes<15>(value));
+  return value;
 }
 
 }  // namespace dsv41
 
 DSV41_KERNEL(kGroupMaxThreads) void group_max_kernel(TopKSelectParams params) {
   using namespace dsv41;
+  static_assert(kGroupMaxLoads == 4, "lane l of a group writes the group's maximum of load l % 4");
   const int row = workgroup_x();
   const Dsv41TopKArgs& args = params.args;
   const int end = static_cast<int>(row_end(args.ends, row, args.width));
-  const int chunk_first = workgroup_y() * kGroupMaxCols;
-  if (end <= params.direct_cols || chunk_first >= end) return;
-  const float* logits = args.logits + row * args.logits_stride;
+  const int wave_first =
+      (workgroup_y() * (kGroupMaxThreads / kWaveSize) + uniform(thread_id() / kWaveSize)) *
+      kWaveCols * kGroupMaxLoads;
+  if (end <= kDirectCols || wave_first >= end) return;
+  const Values values = {args.logits + row * args.logits_stride, end,
+                         static_cast<int>(args.width & ~int64_t{3})};
+  Tile<kGroupMaxLoads> tile;
+  int columns[kGroupMaxLoads];
+#pragma unroll
+  for (int l = 0; l < kGroupMaxLoads; l++) columns[l] = wave_first + l * kWaveCols + lane_id() * 4;
+  load_vectors(tile, columns, values);
 
-  const int wave_first = chunk_first + uniform(thread_id() / kWaveSize) * kWaveCols * kGroupMaxLoads;
-  const Span span = {wave_first + lane_id() * 4};
-  const int whole = static_cast<int>(args.width & ~int64_t{3});
-  Float4 loaded[kGroupMaxLoads];
-#pragma unroll
-  for (int j = 0; j < kGroupMaxLoads; j++) {
-    const int column = span.column(4 * j);
-    loaded[j] = {kMinusInf, kMinusInf, kMinusInf, kMinusInf};
-    if (column < end && column < whole)
-      loaded[j] = *reinterpret_cast<const Float4*>(logits + column);
-    if (column < end && column + 4 > end) {
-      /* The row ends inside this vector. */
-      float* components = &loaded[j].x;
-#pragma unroll
-      for (int c = 0; c < 4; c++) {
-        if (column + c >= end)
-          components[c] = kMinusInf;
-        else if (column >= whole)
-          components[c] = logits[column + c];
-      }
-    }
-  }
   const int group_cols = choose_group_cols(end);
   const int group_lanes = group_cols / 4;
-  uint32_t mine = 0;
+  float mine = 0.0f;
+  if (!make_keys_if_nan(tile)) {
 #pragma unroll
-  for (int j = 0; j < kGroupMaxLoads; j++) {
-    const Float4 v = loaded[j];
-    float left = v.x > v.y ? v.x : v.y, right = v.z > v.w ? v.z : v.w;
-    uint32_t key = key_of_number(left > right ? left : right);
-    WaveMask odd = unordered_lanes(v.x, v.y) | unordered_lanes(v.z, v.w);
-    if (odd != 0 && has_lane(odd)) key = kKeyNan;
-    key = group_of_lanes_max(key, group_lanes);
-    if (lane_id() % 4 == j) mine = key;
+    for (int l = 0; l < kGroupMaxLoads; l++) {
+      float best = largest(tile.values[4 * l], tile.values[4 * l + 1], tile.values[4 * l + 2]);
+      best = largest(best, tile.values[4 * l + 3], tile.values[4 * l + 3]);
+      best =
+          group_of_lanes_max(best, group_lanes, [](float a, float b) { return largest(a, b, b); });
+      if (lane_id() % 4 == l) mine = best;
+    }
+  } else {
+#pragma unroll
+    for (int l = 0; l < kGroupMaxLoads; l++) {
+      uint32_t best = 0;
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const uint32_t key = float_bits(tile.values[4 * l + c]);
+        best = key > best ? key : best;
+      }
+      best = group_of_lanes_max(best, group_lanes,
+                                [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+      if (lane_id() % 4 == l)
+        mine = best == kKeyNan ? bits_float(0x7fffffffu) : number_of_key(best);
+    }
   }
   /* Lane l of a group writes the group's maximum of load l % 4. */
-  const int column = span.column(0) + (lane_id() % 4) * kWaveCols;
-  if (lane_id() % group_lanes < 4 && column - lane_id() % group_lanes * 4 < end)
-    params.maxima[row * params.maxima_stride + column / group_cols] =
-        mine == kKeyNan ? bits_float(0x7fffffffu) : number_of_key(mine);
+  const int column = wave_first + (lane_id() % 4) * kWaveCols + lane_id() * 4;
+  const int in_group = lane_id() % group_lanes;
+  const int written_end = (end + 4 * group_cols - 1) & ~(4 * group_cols - 1);
+  if (in_group < 4 && column - in_group * 4 < written_end)
+    params.maxima[row * params.maxima_stride + column / group_cols] = mine;
 }

@@ -1,90 +1,120 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * top_k_select_kernel: the 512 columns of a dense row, from registers.
+ * top_k_select_kernel: the 512 columns of a dense row.
  *
- *   grid       rows, one workgroup of 1,024 threads each
- *   row        up to direct_cols live columns: read once, selected (device/select.h), written
- *              longer: the maxima that group_max_kernel left are selected first. The 512 best groups, ties to
- *              the lowest, hold the 512 best columns, ties to the lowest: let T be the 512th largest maximum.
- *              Fewer than 512 groups have a larger one, and a value above T lies in those alone; each group
- *              taken for a tie holds a column equal to T, lower than any in the tied groups left out, and no
- *              more such columns are needed than groups were taken. So 512 groups are read again, in order.
- *   LDS        SelectLds and 512 group numbers, 38 KiB      scratch  maxima, read only
+ *   grid     rows, one workgroup each
+ *   row      up to kDirectCols live columns: read once into registers and selected
+ * (device/select.h) longer: the maxima that group_max_kernel left take the row's place until the
+ * bound T is known; then each wave reads those of its groups whose maximum is at least T, and goes
+ * on with their columns LDS      TopKSelectLds      scratch  maxima, read only
  */
 #include "device/params.h"
 #include "device/platform.h"
 #include "device/row.h"
 #include "device/select.h"
-#include "device/span.h"
+#include "device/tiles.h"
 #include "tuning.h"
 
 namespace dsv41 {
 
 struct TopKSelectLds {
   SelectLds select;
-  int groups[DSV41_TOP_K];
+  int groups_used;
+  uint16_t
+      groups[kGroupPool]; /* of each wave those that reach T, in order; in parts, as the pool */
+};
+static_assert(kMaxMaxima <= 1 << 16, "group numbers fit 16 bits");
+
+struct DenseRow {
+  Values values;
+  DSV41_INLINE_MEMBER int positions() const { return values.end; }
+  DSV41_INLINE_MEMBER int last_column() const { return values.end - 1; }
+  DSV41_INLINE_MEMBER int column_at(int position) const { return position; }
+  DSV41_INLINE_MEMBER Standing standing_at(int position) const {
+    return standing(key_of(values.first[position]), position);
+  }
 };
 
 template <int kLoads>
-DSV41_INLINE void select_direct(const float* logits, int end, int64_t width, int32_t* indices,
-                                SelectLds& lds) {
-  float values[4 * kLoads];
-  const Span span = load_span<kLoads>(values, logits, end, width);
-  const int wave_end = (wave_id() + 1) * wave_span(end) < end ? (wave_id() + 1) * wave_span(end) : end;
-  select_values<true>(
-      values, [&](int i) { return span.column(i) < wave_end; },
-      [&](int i) { return span.column(i); }, [&](int rank, int column) { indices[rank] = column; },
-      lds);
+DSV41_INLINE List fill_directly(const Values& values, Bounds& bounds, SelectLds& lds) {
+  Tile<kLoads> tile;
+  load_piece(tile, values);
+  return fill_from_tile(tile, bounds, lds);
 }
 
-/* The columns of the chosen groups: vector q of them is vector q % (group / 4) of group q / (group / 4). */
+/* The groups of the wave whose maxima reach the bound: a part of lds.groups, past its end if there
+ * is none left. */
 template <int kLoads>
-DSV41_INLINE void select_in_groups(const float* logits, int end, int64_t width, int32_t* indices,
-                                   TopKSelectLds& lds) {
-  constexpr int kGroupCols = kLoads * kSelectThreads * 4 / DSV41_TOP_K;
-  constexpr int kGroupVectors = kGroupCols / 4;
-  float values[4 * kLoads];
-  int first[kLoads];
-  const int whole = static_cast<int>(width & ~int64_t{3});
+DSV41_INLINE List list_groups(const Values& maxima, Bounds& bounds, TopKSelectLds& lds) {
+  Tile<kLoads> tile;
+  load_piece(tile, maxima);
+  const bool by_key = make_keys_if_nan(tile);
+  make_offer(lane_maxima(tile, by_key), lds.select);
+  clear(lds.select);
+  if (thread_id() == 0) lds.groups_used = 0;
+  barrier(); /* without it a wave reads offers, and takes parts of pools, that are not there yet */
+  bounds = agree_on_bounds(lds.select);
+  List groups = {0, 0};
+  with_reach(bounds.low, by_key, [&](auto reach) {
+    const auto marks = mark(tile, reach);
+    if (marks.total == 0) return;
+    int first = 0;
+    if (lane_id() == 0) first = lds_add(&lds.groups_used, marks.total);
+    groups = {read_lane(first, 0), marks.total};
+    if (groups.first + groups.count > kGroupPool) return;
+    put_marked(tile, marks, reach, lds.groups + groups.first,
+               [](float, int group) { return static_cast<uint16_t>(group); });
+  });
+  wave_barrier();
+  return groups;
+}
+
+/* The columns of the listed groups that reach the bound. */
+DSV41_INLINE List list_columns(const Values& values, List groups, int group_cols, uint32_t low,
+                               TopKSelectLds& lds) {
+  constexpr int kRoundVectors = kGatherLoads * kWaveSize;
+  const int shift = 31 - __builtin_clz(group_cols / 4); /* vectors of a group, as a shift */
+  const int vectors = groups.count << shift;
+  Tile<kGatherLoads> tile;
+  auto load_round = [&](int first_vector) {
+    int columns[kGatherLoads];
 #pragma unroll
-  for (int j = 0; j < kLoads; j++) {
-    const int vector = (wave_id() * kLoads + j) * kWaveSize + lane_id();
-    first[j] = lds.groups[vector / kGroupVectors] * kGroupCols + vector % kGroupVectors * 4;
-    Float4 loaded = {kMinusInf, kMinusInf, kMinusInf, kMinusInf};
-    if (first[j] < end && first[j] < whole)
-      loaded = *reinterpret_cast<const Float4*>(logits + first[j]);
-    values[4 * j] = loaded.x;
-    values[4 * j + 1] = loaded.y;
-    values[4 * j + 2] = loaded.z;
-    values[4 * j + 3] = loaded.w;
-  }
-  if (end % 4 != 0) {
-#pragma unroll
-    for (int i = 0; i < 4 * kLoads; i++) {
-      if (first[i / 4] != (end & ~3)) continue;
-      if (first[i / 4] + i % 4 >= end)
-        values[i] = kMinusInf;
-      else if (first[i / 4] >= whole)
-        values[i] = logits[first[i / 4] + i % 4];
+    for (int l = 0; l < kGatherLoads; l++) {
+      const int vector = first_vector + l * kWaveSize + lane_id();
+      columns[l] = kNowhere;
+      if (vector < vectors)
+        columns[l] = lds.groups[groups.first + (vector >> shift)] * group_cols +
+                     (vector & ((1 << shift) - 1)) * 4;
+      tile.positions[l] = columns[l];
     }
+    load_vectors(tile, columns, values);
+  };
+  if (vectors <= kRoundVectors) {
+    load_round(0);
+    return list_tile(tile, make_keys_if_nan(tile), low, lds.select);
   }
-  select_values<true>(
-      values, [&](int i) { return first[i / 4] + i % 4 < end; },
-      [&](int i) { return first[i / 4] + i % 4; },
-      [&](int rank, int column) { indices[rank] = column; }, lds.select);
-}
-
-template <int kLoads>
-DSV41_INLINE void select_groups(const float* maxima, int groups, TopKSelectLds& lds) {
-  float values[4 * kLoads];
-  /* Past the last group the row of maxima is not written: its vector is, the rest of it is not live. */
-  const Span span = load_span<kLoads>(values, maxima, groups, kMaxMaxima);
-  const int wave_end =
-      (wave_id() + 1) * wave_span(groups) < groups ? (wave_id() + 1) * wave_span(groups) : groups;
-  select_values<true>(
-      values, [&](int i) { return span.column(i) < wave_end; },
-      [&](int i) { return span.column(i); }, [&](int rank, int group) { lds.groups[rank] = group; },
-      lds.select);
+  /* Several rounds. A group that reaches the bound rarely has more than two such columns; if they
+   * are more, what was taken from the pool does not do, and the rounds are repeated with their
+   * exact number. */
+  List list = take_from_pool(2 * groups.count, lds.select);
+  while (true) {
+    int total = 0;
+    for (int first_vector = 0; first_vector < vectors; first_vector += kRoundVectors) {
+      load_round(first_vector);
+      with_reach(low, make_keys_if_nan(tile), [&](auto reach) {
+        const auto marks = mark(tile, reach);
+        const int first = list.first + total;
+        total += marks.total;
+        if (total > list.count || list.first + total > kPool) return;
+        put_marked(tile, marks, reach, lds.select.pool + first, uncounted);
+      });
+    }
+    if (total <= list.count) {
+      list.count = list.first + total > kPool ? 0 : total;
+      return list;
+    }
+    list = take_from_pool(total, lds.select);
+  }
 }
 
 }  // namespace dsv41
@@ -95,39 +125,43 @@ DSV41_KERNEL(kSelectThreads) void top_k_select_kernel(TopKSelectParams params) {
   const Dsv41TopKArgs& args = params.args;
   const int row = workgroup_x();
   const int end = static_cast<int>(row_end(args.ends, row, args.width));
-  const float* logits = args.logits + row * args.logits_stride;
   int32_t* indices = args.indices + row * args.indices_stride;
   if (end <= DSV41_TOP_K) {
     write_short_row(indices, end, kSelectThreads);
     return;
   }
-  if (end <= params.direct_cols) {
-    const int span = wave_span(end);
-    if (span <= kWaveCols)
-      select_direct<1>(logits, end, args.width, indices, lds.select);
-    else if (span <= 2 * kWaveCols)
-      select_direct<2>(logits, end, args.width, indices, lds.select);
-    else if (span <= 4 * kWaveCols)
-      select_direct<4>(logits, end, args.width, indices, lds.select);
+  const Values values = {args.logits + row * args.logits_stride, end,
+                         static_cast<int>(args.width & ~int64_t{3})};
+  List list;
+  Bounds bounds;
+  if (end <= kDirectCols) {
+    const int piece = wave_piece(end);
+    if (piece <= kWaveCols)
+      list = fill_directly<1>(values, bounds, lds.select);
+    else if (piece <= 2 * kWaveCols)
+      list = fill_directly<2>(values, bounds, lds.select);
+    else if (piece <= 4 * kWaveCols)
+      list = fill_directly<4>(values, bounds, lds.select);
     else
-      select_direct<8>(logits, end, args.width, indices, lds.select);
-    return;
+      list = fill_directly<8>(values, bounds, lds.select);
+  } else {
+    const int group_cols = choose_group_cols(end);
+    const Values maxima = {params.maxima + row * params.maxima_stride,
+                           (end + group_cols - 1) / group_cols, kMaxMaxima};
+    const int piece = wave_piece(maxima.end);
+    List groups;
+    if (piece <= kWaveCols)
+      groups = list_groups<1>(maxima, bounds, lds);
+    else if (piece <= 2 * kWaveCols)
+      groups = list_groups<2>(maxima, bounds, lds);
+    else if (piece <= 4 * kWaveCols)
+      groups = list_groups<4>(maxima, bounds, lds);
+    else
+      groups = list_groups<8>(maxima, bounds, lds);
+    if (groups.first + groups.count <= kGroupPool)
+      list = list_columns(values, groups, group_cols, bounds.low, lds);
+    else /* more than the pool holds: the row itself is searched */
+      list = {take_from_pool(kPool + 1, lds.select).first, 0};
   }
-  const int group_cols = choose_group_cols(end);
-  const int groups = (end + group_cols - 1) / group_cols;
-  const float* maxima = params.maxima + row * params.maxima_stride;
-  const int span = wave_span(groups);
-  if (span <= kWaveCols)
-    select_groups<1>(maxima, groups, lds);
-  else if (span <= 2 * kWaveCols)
-    select_groups<2>(maxima, groups, lds);
-  else
-    select_groups<4>(maxima, groups, lds);
-  barrier();
-  if (group_cols == 16)
-    select_in_groups<2>(logits, end, args.width, indices, lds);
-  else if (group_cols == 32)
-    select_in_groups<4>(logits, end, args.width, indices, lds);
-  else
-    select_in_groups<8>(logits, end, args.width, indices, lds);
+  select_listed(DenseRow{values}, list, bounds, indices, lds.select);
 }

@@ -86,11 +86,11 @@ DSV41_INLINE T wave_extreme(T value, bool largest, const char* name, harness::Si
   }
   return best;
 }
-template <class T>
+template <int kPeriod = kWaveSize, class T>
 DSV41_INLINE T wave_min(T value, HARNESS_SITE) {
   return wave_extreme(value, false, "wave_min", site);
 }
-template <class T>
+template <int kPeriod = kWaveSize, class T>
 DSV41_INLINE T wave_max(T value, HARNESS_SITE) {
   return wave_extreme(value, true, "wave_max", site);
 }
@@ -107,6 +107,11 @@ DSV41_INLINE T swap_lanes(T value, HARNESS_SITE) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint64_t* values = harness::exchange(bits, "swap_lanes", site);
   return __builtin_bit_cast(T, static_cast<uint32_t>(values[lane_id() ^ kMask]));
+}
+
+DSV41_INLINE float largest(float a, float b, float c) {
+  const float larger = a > b ? a : b;
+  return larger > c ? larger : c;
 }
 
 DSV41_INLINE WaveMask unordered_lanes(float a, float b, HARNESS_SITE) {
