@@ -44,4 +44,60 @@ enum {
   kGroupMaxCols = kGroupMaxThreads * 4 * kGroupMaxLoads,
 };
 
+/* ---- histogram select (device/cut.h, kernels/radix.hip) and candidate_blocks (kernels/blocks.hip) ----------------- */
+
+enum {
+  kCutThreads = 1024,
+  kTile = 16384,        /* 16 values a lane: what a workgroup holds in registers */
+  kCutBins = 512,       /* every wave reads all bins by itself, which saves two barriers */
+  kListed = 256,        /* values in the cut's bin that are ranked at once; more are binned again */
+  kFewestSampled = 512, /* shorter rows have too few values for a sample of 512 */
+};
+
+/* Pieces of a row in the histogram select. A piece shorter than this has less to read than its launch costs; and each
+ * must hold 512 values. kMostPieces leave what the merge can hold in registers. */
+enum { kFewestInPiece = 2048, kMostPieces = kTile / 512 };
+
+static inline
+#if defined(__HIP__) || defined(__CUDACC__)
+    __attribute__((device, host))
+#endif
+    int
+    choose_pieces(int64_t end, int64_t max_blocks, int64_t min_chunk) {
+  if (min_chunk < kFewestInPiece) min_chunk = kFewestInPiece;
+  if (max_blocks > kMostPieces) max_blocks = kMostPieces;
+  int64_t pieces = end / min_chunk;
+  return (int)(pieces < 1 ? 1 : pieces < max_blocks ? pieces : max_blocks);
+}
+
+/* Lanes that share a block whose columns do not lie in two aligned vectors: adjacent lanes read adjacent columns. */
+static inline int choose_block_lanes(int64_t block_size) {
+  int lanes = 1;
+  while (lanes < 32 && lanes * 2 <= block_size) lanes *= 2;
+  return lanes;
+}
+
+enum {
+  kGatherThreads = 256,
+  kGatherIds = 8192, /* block ids of a workgroup: 32 KiB of LDS */
+  kBlockScoreThreads = 256,
+  kMostGridY = 65535,
+  kBlockScoreWorkgroups = 8, /* a compute unit, at most: 32 waves fill it */
+};
+
+/* Workgroups of a row: enough for its blocks, as long as all rows together do not queue for compute units. */
+static inline int choose_block_workgroups(int64_t blocks, int lanes, int64_t rows, int compute_units) {
+  int64_t needed = (blocks * (lanes ? lanes : 1) + kBlockScoreThreads - 1) / kBlockScoreThreads;
+  int64_t most = (int64_t)compute_units * kBlockScoreWorkgroups / rows;
+  if (most > kMostGridY) most = kMostGridY;
+  if (most < 1) most = 1;
+  return (int)(needed < most ? needed : most);
+}
+
+static inline int choose_gather_workgroups(int64_t width, int64_t block_size) {
+  int64_t needed = (width / block_size + kGatherIds) / kGatherIds;
+  if (needed > kMostGridY) needed = kMostGridY;
+  return (int)needed;
+}
+
 #endif /* DSV41TOPK_TUNING_H_ */

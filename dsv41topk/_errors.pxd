@@ -56,5 +56,6 @@ cdef enum Answer:
     RAISED
 
 
+cdef str told(object error)
 cdef str reason(int answer, Call* call)
 cdef object exception(str call_name, int answer, Call* call)

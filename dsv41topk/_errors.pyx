@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals and runtime errors in words: `{call}: {argument} must {rule}, got {value}`."""
 
+from cpython.object cimport Py_TYPE
 from libc.stdint cimport int32_t, int64_t
 
 from dsv41topk._tensor cimport Call
@@ -93,13 +94,27 @@ cdef str device_name(int64_t packed):
     return name if kind == 1 else f"{name}:{number}"
 
 
+cdef str kind_of(object value):
+    """Name an object's type without asking its metaclass."""
+    return Py_TYPE(value).tp_name.decode(errors="replace").rpartition(".")[2]
+
+
 cdef str shown(object value):
     """Return a short repr, which must not fail."""
     try:
         text = repr(value)
     except Exception:
-        text = f"an unprintable {type(value).__name__}"
+        text = f"an unprintable {kind_of(value)}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+cdef str told(object error):
+    """Return type and first line of an exception, which must not fail; torch adds C++ frames."""
+    try:
+        text = str(error).partition("\n")[0]
+    except Exception:
+        text = "unprintable"
+    return f"{kind_of(error)}: {text}"
 
 
 cdef str reason(int answer, Call* call):
@@ -118,12 +133,10 @@ cdef str reason(int answer, Call* call):
         "places": DEVICES.get(call.serves, "cpu, cuda or rocm"),
     }
     if call.culprit != NULL:
-        values["kind"] = type(<object> call.culprit).__name__
+        values["kind"] = kind_of(<object> call.culprit)
         values["culprit"] = shown(<object> call.culprit)
     if call.error != NULL:
-        error = <object> call.error
-        # torch appends a stack of C++ frames.
-        values["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        values["error"] = told(<object> call.error)
     return f"{call.argument.decode()}{call.part.decode()} must {rule.format(**values)}"
 
 
@@ -131,9 +144,9 @@ cdef object exception(str call_name, int answer, Call* call):
     """Return what a kernel raises for an answer of `bind_*`, or of a stream or scratch."""
     error = <object> call.error if call.error != NULL else None
     if answer == NO_SCRATCH:
-        result = MemoryError(f"{call_name}: no scratch: {error or 'out of memory'}")
+        result = MemoryError(f"{call_name}: no scratch: {told(error) if error else 'out of memory'}")
     elif answer == NO_STREAM:
-        result = RuntimeError(f"{call_name}: no current stream: {error}")
+        result = RuntimeError(f"{call_name}: no current stream: {told(error)}")
     else:
         text = f"{call_name}: {reason(answer, call)}"
         if answer in TYPE_ERRORS:

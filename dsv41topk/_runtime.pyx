@@ -40,7 +40,9 @@ from dsv41topk._errors cimport (
     NO_LOGITS_KERNEL,
     NO_SCRATCH,
     NOT_DURING_CAPTURE,
+    RAISED,
     reason,
+    told,
 )
 from dsv41topk._tensor cimport (
     CPU,
@@ -356,9 +358,7 @@ def build():
             served = provided
             store_int(&state, READY)
         except Exception as error:
-            why_closed = str(error) or type(error).__name__
-            if not isinstance(error, _build.BuildError):
-                why_closed = f"{type(error).__name__}: {why_closed}"
+            why_closed = str(error) if isinstance(error, _build.BuildError) else told(error)
             if _env.backend() != "cpu":
                 gpu_error = why_closed
             store_int(&state, CLOSED)
@@ -680,7 +680,10 @@ cdef int log_once(int hook, object text) except -1:
         if hook_has_logged[hook]:
             return 0
         hook_has_logged[hook] = True
-    logger.warning("%s: %s", HOOK_NAMES[hook], text)
+    try:
+        logger.warning("%s: %s", HOOK_NAMES[hook], text)
+    except Exception:  # a handler's: a hook does not raise for it
+        pass
     return 0
 
 
@@ -697,8 +700,10 @@ cdef int failed(int hook, int answer, const Dsv41Failure* failure) except -1:
 
 
 cdef int raised(int hook, object error) except -1:
-    log_once(hook, f"declined: {type(error).__name__}: {error}")
-    return 0
+    """Log and count an exception at the hooks' rim; return the answer that it stands for."""
+    log_once(hook, f"declined: {told(error)}")
+    note(hook, RAISED, NULL)
+    return RAISED
 
 
 cdef object launch_exception(str call_name, const Dsv41Failure* failure):
@@ -734,12 +739,12 @@ cdef bint recording() noexcept:
 
 
 cdef int note(int hook, int answer, Call* call) except -1:
-    """Count a call; `call` may be NULL when it did not come as far as its arguments."""
+    """Count a call; `call` may be NULL where no argument was refused."""
     if not load_int(&watch) & COUNTS:
         return 0
     if answer == ACCEPTED:
         why = "taken"
-    elif answer == HOOK_OFF or call == NULL:
+    elif answer == HOOK_OFF:
         why = why_closed or ("closed" if hook_closed[hook] else "off")
     else:
         why = reason(answer, call)

@@ -379,7 +379,7 @@ cdef void keep_allocator_error(
 ) noexcept with gil:
     text = message.decode(errors="replace") if message != NULL else "no reason given"
     name = kind.decode(errors="replace") if kind != NULL else "error"
-    keep_error(MemoryError(f"{name}: {text}"), <Call*> call)
+    keep_error(MemoryError(f"{text} ({name})"), <Call*> call)
 
 
 cdef int take_scratch(Call* call, size_t size, Scratch* scratch) except -1:

@@ -32,7 +32,6 @@ from dsv41topk._errors cimport (
     HOOK_OFF,
     LATER_LAUNCH_FAILED,
     LAUNCH_FAILED,
-    RAISED,
     REJECT_NO_DECODE,
     REJECT_OTHER_LOGITS,
     REJECT_PADDING,
@@ -126,7 +125,7 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
     cdef Call call
     cdef Dsv41TopKArgs args
     cdef Dsv41Failure failure
-    cdef int answer = RAISED
+    cdef int answer
     cdef int serves = gate(DECODE_TOP_K)
     if serves == 0:
         return shut(DECODE_TOP_K)
@@ -140,7 +139,7 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
         if answer != ACCEPTED or watching():
             conclude(DECODE_TOP_K, answer, &call, &failure)
     except Exception as error:
-        raised(DECODE_TOP_K, error)
+        answer = raised(DECODE_TOP_K, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -179,7 +178,7 @@ def candidate_top_k(
     cdef Call call
     cdef Dsv41CandidateTopKArgs args
     cdef Dsv41Failure failure
-    cdef int answer = RAISED
+    cdef int answer
     cdef int serves = gate(CANDIDATE_TOP_K)
     if serves == 0:
         return shut(CANDIDATE_TOP_K)
@@ -198,7 +197,7 @@ def candidate_top_k(
         if answer != ACCEPTED or watching():
             conclude(CANDIDATE_TOP_K, answer, &call, &failure)
     except Exception as error:
-        raised(CANDIDATE_TOP_K, error)
+        answer = raised(CANDIDATE_TOP_K, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -248,7 +247,7 @@ def candidate_logits_top_k(
     cdef Dsv41CandidateLogitsArgs args
     cdef Dsv41CompactTopKArgs select
     cdef Dsv41Failure failure
-    cdef int answer = RAISED
+    cdef int answer
     cdef int serves = gate(CANDIDATE_LOGITS_TOP_K)
     if serves == 0:
         return shut(CANDIDATE_LOGITS_TOP_K)
@@ -275,7 +274,7 @@ def candidate_logits_top_k(
         if answer != ACCEPTED or watching():
             conclude(CANDIDATE_LOGITS_TOP_K, answer, &call, &failure)
     except Exception as error:
-        raised(CANDIDATE_LOGITS_TOP_K, error)
+        answer = raised(CANDIDATE_LOGITS_TOP_K, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -311,7 +310,7 @@ def select_candidates(
     cdef Call call
     cdef Dsv41CandidateBlocksArgs args
     cdef Dsv41Failure failure
-    cdef int answer = RAISED
+    cdef int answer
     cdef int serves = gate(SELECT_CANDIDATES)
     if serves == 0:
         return shut(SELECT_CANDIDATES)
@@ -325,7 +324,7 @@ def select_candidates(
         if answer != ACCEPTED or watching():
             conclude(SELECT_CANDIDATES, answer, &call, &failure)
     except Exception as error:
-        raised(SELECT_CANDIDATES, error)
+        answer = raised(SELECT_CANDIDATES, error)
     finally:
         finish(&call)
     if answer == ACCEPTED and recording():
@@ -357,7 +356,7 @@ def skip_decode_fill(
     cdef Call call
     cdef int32_t decode_tokens = 0
     cdef int32_t tokens = 0
-    cdef int answer = RAISED
+    cdef int answer
     if gate(SKIP_DECODE_FILL) == 0:
         return shut(SKIP_DECODE_FILL)
     begin(&call, 0)
@@ -379,7 +378,7 @@ def skip_decode_fill(
         if watching():
             note(SKIP_DECODE_FILL, answer, &call)
     except Exception as error:
-        raised(SKIP_DECODE_FILL, error)
+        answer = raised(SKIP_DECODE_FILL, error)
     return answer == ACCEPTED
 
 

@@ -21,4 +21,38 @@ typedef struct CandidateSelectParams {
   int32_t vectors;     /* 1: blocks are whole 16-byte vectors of every row */
 } CandidateSelectParams;
 
+/* radix_chunk_kernel, then radix_merge_kernel for rows of more than one piece. */
+typedef struct RadixParams {
+  const float* logits;
+  int64_t logits_stride;
+  int64_t width;      /* ends are clamped to it */
+  const int32_t* ids; /* of a compact row, whose first n slots all count; NULL for a dense row */
+  int64_t n;
+  Dsv41Ends ends;
+  int32_t* indices;
+  int64_t indices_stride;
+  int32_t max_pieces; /* pieces of scratch a row */
+  int32_t min_chunk;
+  float* values;    /* scratch [rows, max_pieces, 512], ascending columns */
+  int32_t* columns; /* scratch, as values */
+} RadixParams;
+
+/* candidate_gather_kernel: the compact row that radix_chunk_kernel then takes. */
+typedef struct GatherParams {
+  Dsv41CandidateTopKArgs args;
+  float* values; /* scratch [rows, stride] */
+  int32_t* ids;  /* scratch [rows, stride] */
+  int64_t stride;
+  int32_t workgroups; /* of a row */
+} GatherParams;
+
+/* block_scores_kernel, then block_select_kernel. */
+typedef struct BlocksParams {
+  Dsv41CandidateBlocksArgs args;
+  float* scores; /* scratch [rows, scores_stride] */
+  int64_t scores_stride;
+  int32_t workgroups; /* of a row */
+  int32_t lanes;      /* that share a block; 0: each lane takes whole blocks of two aligned vectors */
+} BlocksParams;
+
 #endif /* DSV41TOPK_DEVICE_PARAMS_H_ */

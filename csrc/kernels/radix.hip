@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The histogram select: rows of any alignment and any width, and compact rows of any length. Two
+ * launches.
+ *
+ *   radix_chunk_kernel  grid (rows, pieces), 1,024 threads. A row is split into pieces by its live
+ * length, on the device: workgroups past the last piece return. Each finds the cut of its piece
+ * (device/cut.h) and writes the 512 best, ascending, to scratch; of a row of one piece, to indices.
+ *   radix_merge_kernel  grid (rows), 1,024 threads. The same among the pieces' entries; not for
+ * rows of one piece. LDS                 CutLds, 5 KiB      registers  a tile of 16,384 values, 16
+ * a lane scratch             RadixParams.values and columns, of the caller's allocator
+ *
+ * Rows are read in aligned vectors from the 16-byte boundary at or below their start, so alignment
+ * costs nothing; what is not live in the first and the last vector is not read.
+ */
+#include "device/cut.h"
+#include "device/params.h"
+#include "device/platform.h"
+#include "device/row.h"
+#include "tuning.h"
+
+namespace dsv41 {
+
+/* A piece of a dense row, or the entries of its pieces. */
+struct AscendingValues {
+  static constexpr bool kAscending = true;
+  static constexpr bool kTakesMinusInf = true;
+  const Float4* vectors;
+  uint32_t first_live;
+  uint32_t count;
+  DSV41_INLINE_MEMBER int rank_id(int position) const { return position; }
+};
+
+struct CompactValues {
+  static constexpr bool kAscending = false;
+  static constexpr bool kTakesMinusInf = true;
+  const Float4* vectors;
+  uint32_t first_live;
+  uint32_t count;
+  const int32_t* ids; /* of the row */
+  DSV41_INLINE_MEMBER int rank_id(int position) const {
+    const uint32_t slot = static_cast<uint32_t>(position) - first_live;
+    return slot < count - first_live ? ids[slot] : -1;
+  }
+};
+
+/* The vectors that hold a row's values, and how many values of the first one lie before the row. */
+struct AlignedRow {
+  const Float4* vectors;
+  uint32_t before;
+  DSV41_INLINE_MEMBER explicit AlignedRow(const float* row) {
+    before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) / sizeof(float) % 4);
+    vectors = reinterpret_cast<const Float4*>(row - before);
+  }
+};
+
+/* Emit the best 512 of a source. */
+template <bool kResident, class Source, class Emit>
+DSV41_INLINE int select_512(const Source& source, Emit emit, CutLds& lds) {
+  uint32_t bits[kTileItems];
+  if (kResident) load_tile(source, 0, bits);
+  const Cut cut = find_cut<kResident>(source, bits, DSV41_TOP_K, lds);
+  return emit_chosen<kResident>(source, bits, cut, emit, lds);
+}
+
+}  // namespace dsv41
+
+DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
+  using namespace dsv41;
+  __shared__ CutLds lds;
+  const int row = workgroup_x();
+  const int piece = workgroup_y();
+  const int64_t end = row_end(params.ends, row, params.width);
+  int32_t* indices = params.indices + row * params.indices_stride;
+  if (end <= DSV41_TOP_K) {
+    if (piece == 0) write_short_row(indices, static_cast<int>(end), kCutThreads);
+    return;
+  }
+  const AlignedRow aligned(params.logits + row * params.logits_stride);
+  if (params.ids) {
+    const int32_t* ids = params.ids + row * params.logits_stride;
+    const uint32_t count = aligned.before + static_cast<uint32_t>(params.n);
+    const CompactValues source = {aligned.vectors, aligned.before, count, ids};
+    const int chosen = select_512<false>(
+        source,
+        [&](int rank, int position, uint32_t) {
+          /* Ids of a caller may hold one twice, and then more may tie than were asked for. */
+          if (rank < DSV41_TOP_K) indices[rank] = source.rank_id(position);
+        },
+        lds);
+    for (int i = chosen + thread_id(); i < DSV41_TOP_K; i += kCutThreads) indices[i] = -1;
+    return;
+  }
+  const int pieces = choose_pieces(end, params.max_pieces, params.min_chunk);
+  if (piece >= pieces) return;
+  const int64_t vectors = (aligned.before + end + 3) / 4;
+  const int64_t first = vectors * piece / pieces, last = vectors * (piece + 1) / pieces;
+  const int64_t values_end = last == vectors ? aligned.before + end : 4 * last;
+  const AscendingValues source = {aligned.vectors + first, piece == 0 ? aligned.before : 0,
+                                  static_cast<uint32_t>(values_end - 4 * first)};
+  const int first_column = static_cast<int>(4 * first - aligned.before);
+  const int64_t entries = (static_cast<int64_t>(row) * params.max_pieces + piece) * DSV41_TOP_K;
+  int32_t* columns = pieces == 1 ? indices : params.columns + entries;
+  const auto emit = [&](int rank, int position, uint32_t bits) {
+    columns[rank] = first_column + position;
+    if (pieces > 1) params.values[entries + rank] = bits_float(bits);
+  };
+  if (source.count <= kTile)
+    select_512<true>(source, emit, lds);
+  else
+    select_512<false>(source, emit, lds);
+}
+
+DSV41_KERNEL(kCutThreads) void radix_merge_kernel(RadixParams params) {
+  using namespace dsv41;
+  __shared__ CutLds lds;
+  const int row = workgroup_x();
+  const int64_t end = row_end(params.ends, row, params.width);
+  if (end <= DSV41_TOP_K) return;
+  const int pieces = choose_pieces(end, params.max_pieces, params.min_chunk);
+  static_assert(kMostPieces * DSV41_TOP_K <= kTile, "the merge holds its entries in registers");
+  if (pieces == 1) return;
+  const int64_t entries = static_cast<int64_t>(row) * params.max_pieces * DSV41_TOP_K;
+  const int32_t* columns = params.columns + entries;
+  int32_t* indices = params.indices + row * params.indices_stride;
+  const AscendingValues source = {reinterpret_cast<const Float4*>(params.values + entries), 0,
+                                  static_cast<uint32_t>(pieces * DSV41_TOP_K)};
+  select_512<true>(
+      source, [&](int rank, int position, uint32_t) { indices[rank] = columns[position]; }, lds);
+}
