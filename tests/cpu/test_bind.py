@@ -311,7 +311,9 @@ def changed(call, changes):
 
 def untouched(call, arguments):
     """Copies of what the call would write, to hold against it afterwards."""
-    return [(array, array.copy()) for array in outputs(call, arguments) if isinstance(array, np.ndarray)]
+    return [
+        (array, array.copy()) for array in outputs(call, arguments) if isinstance(array, np.ndarray)
+    ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -383,7 +385,9 @@ def test_every_refusal_has_a_case():
     of_hooks = {case.rule for case in HOOKED} | {rule for rule, *_ in HOOK_CASES}
     assert of_kernels == {name for name, (_, hooks_only) in rules.items() if not hooks_only}
     assert of_hooks == set(rules)
-    for rule, message in [(c.rule, c.message) for c in CASES] + [(r, m) for r, _, _, m in HOOK_CASES]:
+    for rule, message in [(c.rule, c.message) for c in CASES] + [
+        (r, m) for r, _, _, m in HOOK_CASES
+    ]:
         # The words of the rule, with whatever is filled in.
         pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(rules[rule][0]))
         assert re.fullmatch(pattern, message.partition(" must ")[2]), message

@@ -194,7 +194,9 @@ class Launcher(_Calls):
         device = ctypes.byref(self.device)
         if name == "candidate_logits":  # the one that never takes scratch
             failure = abi.Failure()
-            self.library.dsv41_candidate_logits(device, None, ctypes.byref(args), ctypes.byref(failure))
+            self.library.dsv41_candidate_logits(
+                device, None, ctypes.byref(args), ctypes.byref(failure)
+            )
             self._check(failure)
             return failure.launched
         size = getattr(self.library, f"dsv41_{name}_scratch_bytes")(device, ctypes.byref(args))
