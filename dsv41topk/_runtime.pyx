@@ -132,7 +132,11 @@ cdef enum State:
 
 cdef enum:
     SHUT = 0
-    ASK = -2  # the follower must be asked, or nothing is built yet
+    ASK = -2  # the follower must be asked, or nothing is built yet, or closed hooks are counted
+
+cdef enum:
+    COUNTS = 1
+    RECORDS = 2
 
 cdef int state = UNBUILT
 cdef bint is_on = _env.enable()
@@ -143,6 +147,7 @@ cdef int served_device = CPU
 cdef int gates[HOOKS]  # a device type, SHUT or ASK
 cdef bint hook_closed[HOOKS]
 cdef bint hook_has_logged[HOOKS]
+cdef int watch = RECORDS if _env.record() else 0  # whether calls are counted or recorded
 
 
 cdef int set_gates() except -1:
@@ -157,6 +162,8 @@ cdef int set_gates() except -1:
             value = SHUT
         else:
             value = served_device if state == READY else ASK
+        if value == SHUT and watch & COUNTS:
+            value = ASK
         store_int(&gates[hook], value)
     return 0
 
@@ -170,6 +177,7 @@ cdef int ask(int hook) except -1:
     try:
         if enabled() and build() and not hook_closed[hook]:
             return served_device
+        note(hook, HOOK_OFF, NULL)
     except Exception as error:  # the follower's
         raised(hook, error)
     return SHUT
@@ -722,11 +730,8 @@ cdef object logits_exception(str call_name, int answer, const Call* call):
 
 
 cdef enum:
-    COUNTS = 1
-    RECORDS = 2
     MOST_REASONS = 64  # of one hook
 
-cdef int watch = RECORDS if _env.record() else 0
 cdef dict counts = {}
 
 
@@ -745,7 +750,7 @@ cdef int note(int hook, int answer, Call* call) except -1:
     if answer == ACCEPTED:
         why = "taken"
     elif answer == HOOK_OFF:
-        why = why_closed or ("closed" if hook_closed[hook] else "off")
+        why = why_closed or ("closed after a failed launch" if hook_closed[hook] else "off")
     else:
         why = reason(answer, call)
     with lock:
@@ -763,6 +768,7 @@ def count_calls(on=True):
         if on:
             counts = {}
         store_int(&watch, (watch & ~COUNTS) | (COUNTS if on else 0))
+        set_gates()
 
 
 def call_counts():

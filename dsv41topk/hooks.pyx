@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
 """The hooks in front of vLLM's decode path.
 
 True: the whole result was enqueued on the caller's stream. False: nothing was written, and nothing
@@ -29,7 +30,6 @@ from dsv41topk._bind cimport (
 )
 from dsv41topk._errors cimport (
     ACCEPTED,
-    HOOK_OFF,
     LATER_LAUNCH_FAILED,
     LAUNCH_FAILED,
     REJECT_NO_DECODE,
@@ -61,17 +61,29 @@ from dsv41topk._runtime cimport (
 from dsv41topk._tensor cimport Call, begin, finish
 
 
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object value) noexcept
+    long PyLong_AsLongAndOverflow(object value, int* overflow) noexcept
+
+
 # ---- how a call ends -----------------------------------------------------------------------------
 
-cdef object shut(int hook):
-    if watching():
-        note(hook, HOOK_OFF, NULL)
-    return False
+cdef inline bint launch_failed(int answer) noexcept:
+    return answer == LAUNCH_FAILED or answer == LATER_LAUNCH_FAILED
+
+
+cdef inline bint is_another_number(object topk_tokens) noexcept:
+    """Find the commonest refusal before anything else is done: a model with another top-k."""
+    cdef int overflow
+    return (
+        PyLong_CheckExact(topk_tokens)
+        and PyLong_AsLongAndOverflow(topk_tokens, &overflow) != DSV41_TOP_K
+    )
 
 
 cdef int conclude(int hook, int answer, Call* call, const Dsv41Failure* failure) except -1:
     """Log and count what needs it; not called for a plain taken call."""
-    if answer == LAUNCH_FAILED or answer == LATER_LAUNCH_FAILED:
+    if launch_failed(answer):
         failed(hook, answer, failure)
     return note(hook, answer, call)
 
@@ -128,7 +140,9 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
     cdef int answer
     cdef int serves = gate(DECODE_TOP_K)
     if serves == 0:
-        return shut(DECODE_TOP_K)
+        return False
+    if is_another_number(topk_tokens) and not watching():
+        return False
     begin(&call, serves)
     try:
         answer = bind_is(topk_tokens, "topk_tokens", DSV41_TOP_K, REJECT_TOP_K, &call)
@@ -136,7 +150,7 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
             answer = bind_top_k(logits, next_n, seq_lens, indices, None, None, None, &args, &call)
             if answer == ACCEPTED:
                 answer = run(TOP_K, &args, &call, &failure)
-        if answer != ACCEPTED or watching():
+        if watching() or launch_failed(answer):
             conclude(DECODE_TOP_K, answer, &call, &failure)
     except Exception as error:
         answer = raised(DECODE_TOP_K, error)
@@ -181,7 +195,9 @@ def candidate_top_k(
     cdef int answer
     cdef int serves = gate(CANDIDATE_TOP_K)
     if serves == 0:
-        return shut(CANDIDATE_TOP_K)
+        return False
+    if is_another_number(topk_tokens) and not watching():
+        return False
     begin(&call, serves)
     try:
         answer = bind_is(topk_tokens, "topk_tokens", DSV41_TOP_K, REJECT_TOP_K, &call)
@@ -194,7 +210,7 @@ def candidate_top_k(
                     answer = refuse_slots(&call, args.slots * args.block_size)
                 else:
                     answer = run(CANDIDATE_TOP_K_512, &args, &call, &failure)
-        if answer != ACCEPTED or watching():
+        if watching() or launch_failed(answer):
             conclude(CANDIDATE_TOP_K, answer, &call, &failure)
     except Exception as error:
         answer = raised(CANDIDATE_TOP_K, error)
@@ -250,7 +266,7 @@ def candidate_logits_top_k(
     cdef int answer
     cdef int serves = gate(CANDIDATE_LOGITS_TOP_K)
     if serves == 0:
-        return shut(CANDIDATE_LOGITS_TOP_K)
+        return False
     begin(&call, serves)
     try:
         if not dense_is_aiter_gluon:
@@ -271,7 +287,7 @@ def candidate_logits_top_k(
                     answer = refuse_slots(&call, select.n)
                 else:
                     answer = run_candidate_logits_top_k(&args, &select, &call, &failure)
-        if answer != ACCEPTED or watching():
+        if watching() or launch_failed(answer):
             conclude(CANDIDATE_LOGITS_TOP_K, answer, &call, &failure)
     except Exception as error:
         answer = raised(CANDIDATE_LOGITS_TOP_K, error)
@@ -313,7 +329,7 @@ def select_candidates(
     cdef int answer
     cdef int serves = gate(SELECT_CANDIDATES)
     if serves == 0:
-        return shut(SELECT_CANDIDATES)
+        return False
     begin(&call, serves)
     try:
         answer = bind_select_candidates(
@@ -321,7 +337,7 @@ def select_candidates(
         )
         if answer == ACCEPTED:
             answer = run(CANDIDATE_BLOCKS, &args, &call, &failure)
-        if answer != ACCEPTED or watching():
+        if watching() or launch_failed(answer):
             conclude(SELECT_CANDIDATES, answer, &call, &failure)
     except Exception as error:
         answer = raised(SELECT_CANDIDATES, error)
@@ -358,7 +374,7 @@ def skip_decode_fill(
     cdef int32_t tokens = 0
     cdef int answer
     if gate(SKIP_DECODE_FILL) == 0:
-        return shut(SKIP_DECODE_FILL)
+        return False
     begin(&call, 0)
     try:
         if has_prefill:
@@ -367,6 +383,8 @@ def skip_decode_fill(
             answer = refuse_object(&call, REJECT_NO_DECODE, "decode", decode)
         elif decode.requires_padding:
             answer = refuse_object(&call, REJECT_PADDING, "decode.requires_padding", True)
+        elif num_decode_tokens is num_tokens and PyLong_CheckExact(num_tokens):
+            answer = ACCEPTED  # small numbers are one object
         else:
             answer = bind_count(num_decode_tokens, "num_decode_tokens", 0, &decode_tokens, &call)
             if answer == ACCEPTED:
