@@ -39,6 +39,7 @@ class BuildPython(build_py):
     """Put csrc into the package, so that `build()` can compile on the user's machine."""
 
     def run(self):
+        """Copy what setuptools copies, then csrc, and the code object if it is asked for."""
         super().run()
         if self.editable_mode:  # csrc is found beside the package
             objects = ROOT / "dsv41topk" / "objects"
@@ -52,6 +53,7 @@ class BuildPython(build_py):
 
 
 def compile_ahead(objects):
+    """Compile for gfx942 into that folder; `_build.py` is loaded without its package."""
     spec = importlib.util.spec_from_file_location("dsv41_build", ROOT / "dsv41topk" / "_build.py")
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
@@ -60,6 +62,7 @@ def compile_ahead(objects):
 
 
 def extensions():
+    """Return the extension modules."""
     flags = [*CFLAGS, *CFLAGS_OF_CYTHON]
     if os.environ.get("DSV41TOPK_WERROR") == "1":
         flags.append("-Werror")

@@ -144,7 +144,8 @@ cdef object exception(str call_name, int answer, Call* call):
     """Return what a kernel raises for an answer of `bind_*`, or of a stream or scratch."""
     error = <object> call.error if call.error != NULL else None
     if answer == NO_SCRATCH:
-        result = MemoryError(f"{call_name}: no scratch: {told(error) if error else 'out of memory'}")
+        why = told(error) if error is not None else "out of memory"
+        result = MemoryError(f"{call_name}: no scratch: {why}")
     elif answer == NO_STREAM:
         result = RuntimeError(f"{call_name}: no current stream: {told(error)}")
     else:

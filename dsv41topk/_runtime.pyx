@@ -38,7 +38,6 @@ from dsv41topk._errors cimport (
     LATER_LAUNCH_FAILED,
     LAUNCH_FAILED,
     NO_LOGITS_KERNEL,
-    NO_SCRATCH,
     NOT_DURING_CAPTURE,
     RAISED,
     reason,
@@ -539,9 +538,9 @@ cdef int prepare_logits(LogitsChoice* wanted) except? -1:
     with lock:
         i = find_choice(wanted)
         if i < 0:
-            if logits_choice_count == MOST_LOGITS_KERNELS:
-                raise _build.BuildError(f"more than {MOST_LOGITS_KERNELS} shapes of candidate logits")
             i = logits_choice_count
+            if i == MOST_LOGITS_KERNELS:
+                raise _build.BuildError(f"more than {i} shapes of candidate logits")
             if wanted.by == BY_TRITON:
                 triton_launchers[i] = plan.launch
             logits_choices[i] = wanted[0]

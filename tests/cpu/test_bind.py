@@ -272,7 +272,8 @@ CASES = [
 
 HOOK_CASES = [
     ("top k", "decode_top_k", {"topk_tokens": 2048}, "topk_tokens must be 512, got 2048"),
-    ("integer", "decode_top_k", {"topk_tokens": 512.0}, "topk_tokens must be an integer, got 512.0"),
+    ("integer", "decode_top_k", {"topk_tokens": 512.0},
+     "topk_tokens must be an integer, got 512.0"),
     ("top k", "candidate_top_k", {"topk_tokens": 511}, "topk_tokens must be 512, got 511"),
     ("top k", "candidate_logits_top_k", {"topk_tokens": -1}, "topk_tokens must be 512, got -1"),
     ("slots", "candidate_top_k", {"block_size": 4},
@@ -311,9 +312,8 @@ def changed(call, changes):
 
 def untouched(call, arguments):
     """Copies of what the call would write, to hold against it afterwards."""
-    return [
-        (array, array.copy()) for array in outputs(call, arguments) if isinstance(array, np.ndarray)
-    ]
+    written = outputs(call, arguments)
+    return [(array, array.copy()) for array in written if isinstance(array, np.ndarray)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -385,9 +385,8 @@ def test_every_refusal_has_a_case():
     of_hooks = {case.rule for case in HOOKED} | {rule for rule, *_ in HOOK_CASES}
     assert of_kernels == {name for name, (_, hooks_only) in rules.items() if not hooks_only}
     assert of_hooks == set(rules)
-    for rule, message in [(c.rule, c.message) for c in CASES] + [
-        (r, m) for r, _, _, m in HOOK_CASES
-    ]:
+    messages = [(case.rule, case.message) for case in CASES]
+    for rule, message in messages + [(rule, message) for rule, _, _, message in HOOK_CASES]:
         # The words of the rule, with whatever is filled in.
         pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(rules[rule][0]))
         assert re.fullmatch(pattern, message.partition(" must ")[2]), message

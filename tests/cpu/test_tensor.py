@@ -240,9 +240,7 @@ UNREADABLE = {
     "sparse": lambda torch: torch.zeros(4, 2048).to_sparse(),
     "fake": _fake,
     "vmapped": _vmapped,
-    "conjugate's imaginary part": lambda torch: (
-        torch.zeros(4, 2048, dtype=torch.cfloat).conj().imag
-    ),
+    "imaginary part": lambda torch: torch.zeros(4, 2048, dtype=torch.cfloat).conj().imag,
 }
 
 
@@ -460,9 +458,7 @@ def test_capsules_of_cupy_use_its_stream_and_memory(double, monkeypatch):
 
 def test_capsules_on_a_gpu_of_an_unknown_library(double, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        RuntimeError, match="no current stream: LookupError: helpers has no exchange table"
-    ):
+    with pytest.raises(RuntimeError, match="LookupError: helpers has no exchange table"):
         top_k(on_gpu(Lent))
     assert hook(on_gpu(Lent)) is False
     assert double.launched == []
@@ -493,9 +489,7 @@ def test_scratch_that_cannot_be_had(double):
     _runtime.count_calls()
     assert hook(on_gpu(library.Tensor), **wide()) is False
     assert _runtime.call_counts() == {"decode_top_k": {"no scratch": 1}}
-    with pytest.raises(
-        MemoryError, match="no scratch: MemoryError: the pool is dry \\(MemoryError\\)"
-    ):
+    with pytest.raises(MemoryError, match="no scratch: MemoryError: the pool is dry"):
         top_k(on_gpu(library.Tensor), **wide())
     assert double.launched == []
     assert library.freed == []
