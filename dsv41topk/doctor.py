@@ -113,10 +113,9 @@ _HIP_PROBE = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
 version, count = ctypes.c_int(), ctypes.c_int()
-code = library.hipRuntimeGetVersion(ctypes.byref(version))
-devices = library.hipGetDeviceCount(ctypes.byref(count))
-print(json.dumps({"version": version.value if code == 0 else None, "code": devices,
-                  "devices": count.value if devices == 0 else 0}))
+library.hipRuntimeGetVersion(ctypes.byref(version))
+library.hipGetDeviceCount(ctypes.byref(count))  # leaves 0 where there is none
+print(json.dumps({"version": version.value, "devices": count.value}))
 """
 
 
@@ -136,9 +135,9 @@ def _hip_runtime() -> _Report | None:
     for library in _hip_libraries():
         answer = _child_json([sys.executable, "-c", _HIP_PROBE, library], timeout=60.0)
         if "error" not in answer:
-            version = answer["version"]
-            text = f"{version // 10_000_000}.{version // 100_000 % 100}" if version else "unknown"
-            return {"path": library, "version": text, **answer, "raw_version": version}
+            version = answer["version"]  # 5.2.21153 is 50221153
+            text = f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}"
+            return {"path": library, "version": text, "devices": answer["devices"]}
     return None
 
 

@@ -3,8 +3,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from ctypes.util import find_library
 
 import pytest
 
@@ -93,6 +95,14 @@ def test_torch_s_version_file_is_read(tmp_path, monkeypatch):
     (tmp_path / "version.py").write_text("\n".join(lines))
     monkeypatch.setattr(doctor, "_package_folder", lambda name: tmp_path)
     assert doctor._torch_build() == {"git_version": "abc", "hip": "7.2.26015-fc0010cf6a"}
+
+
+def test_the_real_hip_runtime_is_asked_for_its_version():
+    if not find_library("amdhip64"):
+        pytest.skip("needs HIP's runtime (libamdhip64-dev)")
+    found = doctor._hip_runtime()
+    assert re.fullmatch(r"[4-9]\.\d+\.\d+", found["version"])
+    assert found["devices"] == sum(gpu.startswith("gfx") for gpu in doctor._gpus())
 
 
 FOUND = {
