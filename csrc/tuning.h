@@ -50,7 +50,7 @@ enum {
   kCutThreads = 1024,
   kTile = 16384,        /* 16 values a lane: what a workgroup holds in registers */
   kCutBins = 512,       /* every wave reads all bins by itself, which saves two barriers */
-  kListed = 256,        /* values in the cut's bin that are ranked at once; more are binned again */
+  kListed = 128,        /* values in the cut's bin that are ranked at once; more are binned again */
   kFewestSampled = 512, /* shorter rows have too few values for a sample of 512 */
 };
 
@@ -66,7 +66,8 @@ static inline
     choose_pieces(int64_t end, int64_t max_blocks, int64_t min_chunk) {
   if (min_chunk < kFewestInPiece) min_chunk = kFewestInPiece;
   if (max_blocks > kMostPieces) max_blocks = kMostPieces;
-  int64_t pieces = end / min_chunk;
+  if (end > INT32_MAX) end = INT32_MAX; /* a 64-bit division takes a hundred instructions on the device */
+  int64_t pieces = (uint32_t)end / (uint32_t)min_chunk;
   return (int)(pieces < 1 ? 1 : pieces < max_blocks ? pieces : max_blocks);
 }
 

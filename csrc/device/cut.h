@@ -51,15 +51,23 @@ constexpr uint32_t kNanBits = 0x7ffffffeu;     /* of every NaN here: its key has
 constexpr uint32_t kNothingBits = 0xffffffffu; /* below -inf in every comparison of this file */
 constexpr int kAllIds = 0x7fffffff;
 
+/* A value in the cut's bin: its bits or its key. */
+struct alignas(8) InCutBin {
+  uint32_t value;
+  int position;
+};
+
 struct CutLds {
   alignas(16) int bins[kCutBins];
-  alignas(8) uint64_t listed[kListed];
+  InCutBin listed[kListed];
   uint64_t cut;
   uint32_t low[kCutWaves];
   uint32_t high[kCutWaves];
   int counts[2][kCutWaves];
   int listed_count;
   int position;
+  float scale;
+  float offset;
 };
 
 /* Chosen are the keys above `key`, and those equal to it with ids up to `id`. */
@@ -71,14 +79,26 @@ struct Cut {
 DSV41_INLINE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 DSV41_INLINE uint32_t key_of_bits(uint32_t bits) { return key_of_number(bits_float(bits)); }
 
-/* ---- values
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
-DSV41_INLINE int wave_position(uint32_t tile, int item) {
-  return static_cast<int>(tile) + wave_id() * kWaveItems +
-         ((item / 4) * kWaveSize + lane_id()) * 4 + item % 4;
+/* base[index] at a 32-bit byte offset, which loads and stores take as it is; a 64-bit address costs
+ * three instructions. */
+template <class T>
+DSV41_INLINE T load_at(const T* base, int index) {
+  const uint32_t offset_bytes = static_cast<uint32_t>(index) * static_cast<uint32_t>(sizeof(T));
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + offset_bytes);
 }
+template <class T>
+DSV41_INLINE void store_at(T* base, int index, T value) {
+  const uint32_t offset_bytes = static_cast<uint32_t>(index) * static_cast<uint32_t>(sizeof(T));
+  *reinterpret_cast<T*>(reinterpret_cast<char*>(base) + offset_bytes) = value;
+}
+
+/* The position of a lane's item i is that of its first item and place_of(i). */
+DSV41_INLINE int first_position(uint32_t tile) {
+  return static_cast<int>(tile) + wave_id() * kWaveItems + lane_id() * 4;
+}
+constexpr int place_of(int item) { return item / 4 * kWaveSize * 4 + item % 4; }
 
 /* The bits of four adjacent values; -inf where nothing is live, kNanBits for NaN. A vector that is
  * not all live is read value by value. */
@@ -104,32 +124,37 @@ DSV41_INLINE void load_vector(const Source& source, uint32_t position, uint32_t*
   for (int c = 0; c < 4; c++) bits[c] = is_nan(bits[c]) ? kNanBits : bits[c];
 }
 
-/* The same for a tile. */
+/* The same for a tile, but for NaN. */
 template <class Source>
 DSV41_INLINE void load_tile(const Source& source, uint32_t tile, uint32_t (&bits)[kTileItems]) {
   const uint32_t first = tile + wave_id() * kWaveItems;
-  if (first >= source.first_live && first < source.count && source.count - first >= kWaveItems) {
+  if (first >= source.count) {
+#pragma unroll
+    for (int i = 0; i < kTileItems; i++) bits[i] = kMinusInfBits;
+  } else if (first >= source.first_live && source.count - first >= kWaveItems) {
 #pragma unroll
     for (int j = 0; j < kTileVectors; j++) {
-      const Float4 values = source.vectors[first / 4 + j * kWaveSize + lane_id()];
+      const Float4 values = load_at(source.vectors + first / 4, j * kWaveSize + lane_id());
       bits[4 * j] = float_bits(values.x);
       bits[4 * j + 1] = float_bits(values.y);
       bits[4 * j + 2] = float_bits(values.z);
       bits[4 * j + 3] = float_bits(values.w);
-    }
-    WaveMask odd = 0;
-#pragma unroll
-    for (int i = 0; i < kTileItems; i += 2)
-      odd |= unordered_lanes(bits_float(bits[i]), bits_float(bits[i + 1]));
-    if (odd) {
-#pragma unroll
-      for (int i = 0; i < kTileItems; i++) bits[i] = is_nan(bits[i]) ? kNanBits : bits[i];
     }
   } else {
 #pragma unroll
     for (int j = 0; j < kTileVectors; j++)
       load_vector(source, first + (j * kWaveSize + lane_id()) * 4, &bits[4 * j]);
   }
+}
+
+DSV41_INLINE void make_nan_one_value(uint32_t (&bits)[kTileItems]) {
+  WaveMask odd = 0;
+#pragma unroll
+  for (int i = 0; i < kTileItems; i += 2)
+    odd |= unordered_lanes(bits_float(bits[i]), bits_float(bits[i + 1]));
+  if (odd == 0) return;
+#pragma unroll
+  for (int i = 0; i < kTileItems; i++) bits[i] = is_nan(bits[i]) ? kNanBits : bits[i];
 }
 
 /* Calls f(position, bits) for every four values, adjacent ones in adjacent lanes. */
@@ -152,6 +177,7 @@ DSV41_INLINE void for_tiles(const Source& source, uint32_t (&bits)[kTileItems], 
   } else {
     for (uint32_t tile = 0; tile < source.count; tile += kTile) {
       load_tile(source, tile, bits);
+      make_nan_one_value(bits);
       f(tile);
     }
   }
@@ -164,42 +190,48 @@ DSV41_INLINE void for_tiles(const Source& source, uint32_t (&bits)[kTileItems], 
  * above in the last. The sum lies at 2^k, where a bin is 4 units of the last place, so that its low
  * bits are the bin's offset. */
 struct LinearBins {
-  float scale;
+  float scale; /* 0: there are none */
   float offset;
-  bool usable;
+  int top; /* kTop, from a register: as a constant it is loaded again for every second value */
 
   static constexpr int kZero = (127 + 23 - 2) << 23; /* the bits of 2^21 */
+  static constexpr int kTop = kZero + 4 * kCutBins - 1;
   DSV41_INLINE_MEMBER uint32_t offset_of(uint32_t bits) const {
     float sum = __builtin_fmaf(bits_float(bits), scale, offset);
     int at = static_cast<int>(float_bits(sum));
     at = at < kZero ? kZero : at;
-    at = at > kZero + 4 * kCutBins - 1 ? kZero + 4 * kCutBins - 1 : at;
+    at = at > top ? top : at;
     return static_cast<uint32_t>(at) & (4 * kCutBins - 4);
   }
 };
 
 DSV41_INLINE bool is_finite(uint32_t bits) { return (bits & 0x7f800000u) != 0x7f800000u; }
 
-/* Bins for the part of the row where the cut must be looked for, from 512 of its values. If the
- * want-th best is among the best eighth, each lane's largest value bounds what is worth counting.
- */
+/* 512 values of a row of as many or more, spread over it, in one wave. */
+struct Sample {
+  Float4 vectors[kSampleVectors];
+};
 template <class Source>
-DSV41_INLINE LinearBins sample_bins(const Source& source, uint32_t want) {
+DSV41_INLINE void load_sample(const Source& source, Sample& sample) {
   constexpr uint32_t kSamples = kSampleVectors * kWaveSize;
   const uint32_t vectors = source.count / 4 - 1; /* from the second on, all live */
   const uint32_t step = vectors / kSamples, rest = vectors % kSamples;
-  const bool few = want < source.count / 8;
-  constexpr float kLargest = 3.402823466e38f;
-  Float4 sample[kSampleVectors];
 #pragma unroll
   for (int j = 0; j < kSampleVectors; j++) {
     const uint32_t number = j * kWaveSize + lane_id();
-    sample[j] = source.vectors[1 + number * step + number * rest / kSamples];
+    sample.vectors[j] = source.vectors[1 + number * step + number * rest / kSamples];
   }
-  float high = sample[0].x, low = sample[0].x;
+}
+
+/* Bins for the part of the row where the cut must be looked for. If it is among the best eighth
+ * (`few`), each lane's largest value bounds what is worth counting. */
+DSV41_INLINE LinearBins choose_bins(const Sample& sample, bool few) {
+  constexpr float kLargest = 3.402823466e38f;
+  float high = sample.vectors[0].x, low = sample.vectors[0].x;
 #pragma unroll
   for (int j = 0; j < kSampleVectors; j++) {
-    const float four[4] = {sample[j].x, sample[j].y, sample[j].z, sample[j].w};
+    const Float4 v = sample.vectors[j];
+    const float four[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       high = __builtin_fmaxf(high, four[c]);
@@ -212,7 +244,8 @@ DSV41_INLINE LinearBins sample_bins(const Source& source, uint32_t want) {
     low = kLargest;
 #pragma unroll
     for (int j = 0; j < kSampleVectors; j++) {
-      const float four[4] = {sample[j].x, sample[j].y, sample[j].z, sample[j].w};
+      const Float4 v = sample.vectors[j];
+      const float four[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         bool counts = is_finite(float_bits(four[c]));
@@ -227,11 +260,9 @@ DSV41_INLINE LinearBins sample_bins(const Source& source, uint32_t want) {
   /* Half of the range again above the sample's largest value: 1 in 512 lies there. */
   uint32_t range = float_bits((high - low) * 1.5f);
   uint32_t exponent = range >> 23; /* with the sign: negative ones are above 254 */
-  LinearBins bins;
-  bins.usable = exponent >= kCutBinBits && exponent <= 254;
-  bins.scale = bits_float((2 * 127 + kCutBinBits - 1 - exponent) << 23);
-  bins.offset = bits_float(LinearBins::kZero) + 1.0f - low * bins.scale;
-  return bins;
+  if (exponent < kCutBinBits || exponent > 254) return {0, 0, 0};
+  const float scale = bits_float((2 * 127 + kCutBinBits - 1 - exponent) << 23);
+  return {scale, bits_float(LinearBins::kZero) + 1.0f - low * scale, 0};
 }
 
 /* The bin of the need-th best, found by each wave for itself. count 0: fewer than `need` are in the
@@ -270,30 +301,47 @@ DSV41_INLINE uint64_t listing(uint32_t key, int id) {
   return static_cast<uint64_t>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(id));
 }
 
-/* Of `listed_count` entries in lds.listed, the need-th best. Two barriers. */
-DSV41_INLINE Cut rank_listed(CutLds& lds, int need) {
-  barrier(); /* without it a fast wave ranks entries that a slow one has not listed */
+DSV41_INLINE void list(CutLds& lds, uint32_t value, int position) {
+  lds.listed[lds_add(&lds.listed_count, 1)] = {value, position};
+}
+
+/* Of the values in lds.listed, the need-th best. Two barriers. */
+template <bool kIsKey, class Source>
+DSV41_INLINE Cut rank_listed(const Source& source, int need, CutLds& lds) {
+  constexpr int kPerLane = kListed / kWaveSize;
+  barrier(); /* without it a fast wave ranks values that a slow one has not listed */
   const int total = uniform(lds.listed_count);
-  for (int at = wave_id(); at < total; at += kCutWaves) {
-    const uint64_t entry = lds.listed[at];
-    int better = 0, same = 0;
-    for (int i = 0; i < total; i += kWaveSize) {
-      const int at_other = i + lane_id();
-      const uint64_t other = at_other < total ? lds.listed[at_other] : 0;
-      better += count(ballot(other > entry));
-      same += count(
-          ballot(other == entry)); /* more than itself only where a slot's id is listed twice */
+  uint64_t mine[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) {
+    mine[i] = 0;
+    const int at = i * kWaveSize + lane_id();
+    if (at >= total) continue;
+    const InCutBin listed = lds.listed[at];
+    const uint32_t key = kIsKey ? listed.value : key_of_bits(listed.value);
+    mine[i] = listing(key, source.rank_id(listed.position));
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) {
+    const int left = total - i * kWaveSize;
+    for (int lane = wave_id(); lane < kWaveSize && lane < left; lane += kCutWaves) {
+      const uint32_t key = read_lane(static_cast<int>(mine[i] >> 32), lane);
+      const uint32_t low = read_lane(static_cast<int>(mine[i]), lane);
+      const uint64_t entry = static_cast<uint64_t>(key) << 32 | low;
+      int better = 0, same = 0;
+#pragma unroll
+      for (int k = 0; k < kPerLane; k++) {
+        better += count(ballot(mine[k] > entry));
+        /* More than itself only where a slot's id is listed twice. */
+        same += Source::kAscending ? k == 0 : count(ballot(mine[k] == entry));
+      }
+      if (better < need && need <= better + same && lane_id() == 0) lds.cut = entry;
     }
-    if (better < need && need <= better + same && lane_id() == 0) lds.cut = entry;
   }
   barrier(); /* without it a wave reads the cut before another one has found it */
   const uint64_t entry = lds.cut;
   return {static_cast<uint32_t>(uniform(static_cast<int>(entry >> 32))),
           uniform(static_cast<int>(0xffffffffu - static_cast<uint32_t>(entry)))};
-}
-
-DSV41_INLINE void list(CutLds& lds, uint32_t key, int id) {
-  lds.listed[lds_add(&lds.listed_count, 1)] = listing(key, id);
 }
 
 /* ---- any values
@@ -371,11 +419,10 @@ DSV41_INLINE Narrowed narrow(const Source& source, KeyOf key_of_value, int need,
 #pragma unroll
         for (int c = 0; c < 4; c++) {
           uint32_t key = key_of_value(bits[c], position + c);
-          if (key >= low && key <= high)
-            list(lds, key, source.rank_id(static_cast<int>(position + c)));
+          if (key >= low && key <= high) list(lds, key, static_cast<int>(position + c));
         }
       });
-      return {rank_listed(lds, need), 0, 0};
+      return {rank_listed<true>(source, need, lds), 0, 0};
     }
   }
 }
@@ -412,28 +459,28 @@ DSV41_INLINE int tied_position(const Source& source, uint32_t key, int need, Cut
   return uniform(lds.position);
 }
 
-/* ---- the cut
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the cut --------------------------------------------------------------------------------- */
 
 /* The cut below the best `want` values; all of them, if there are fewer. Where -inf may be chosen
- * and ids ascend, there must be `want` live values. */
+ * and ids ascend, there must be `want` live values. lds.scale and lds.offset and the cleared bins
+ * are set, but for a barrier. */
 template <bool kResident, class Source>
 DSV41_INLINE Cut find_cut(const Source& source, uint32_t (&bits)[kTileItems], int want,
                           CutLds& lds) {
-  LinearBins bins = {0, 0, false};
-  if (source.count >= kFewestSampled) bins = sample_bins(source, want);
-  clear_bins(lds);
   barrier(); /* without it a slow wave clears what a fast one has counted */
+  const LinearBins bins = {lds.scale, lds.offset,
+                           static_cast<int>(opaque(uint32_t{LinearBins::kTop}))};
+  const int one = static_cast<int>(opaque(1u));
   int need = want;
   bool in_one_bin = false;
-  uint32_t bin_offset = 0;
-  if (bins.usable) {
-    for_tiles<kResident>(source, bits, [&](uint32_t) {
+  uint32_t bin_offset = 0, offsets[kTileItems];
+  if (uniform(static_cast<int>(float_bits(bins.scale))) != 0) {
+    for_tiles<kResident>(source, bits, [&](uint32_t tile) {
+      if (tile + wave_id() * kWaveItems >= source.count) return;
 #pragma unroll
       for (int i = 0; i < kTileItems; i++) {
-        uint32_t offset = bins.offset_of(bits[i]);
-        if (offset) lds_add(&lds.bins[offset / 4], 1);
+        offsets[i] = bins.offset_of(bits[i]);
+        if (offsets[i]) lds_add(&lds.bins[offsets[i] / 4], one);
       }
     });
     barrier(); /* without it a wave reads bins that another one still adds to */
@@ -444,13 +491,15 @@ DSV41_INLINE Cut find_cut(const Source& source, uint32_t (&bits)[kTileItems], in
       need -= bin.above;
       if (bin.count <= kListed) {
         for_tiles<kResident>(source, bits, [&](uint32_t tile) {
+          if (tile + wave_id() * kWaveItems >= source.count) return;
+          const int first = first_position(tile);
 #pragma unroll
           for (int i = 0; i < kTileItems; i++) {
-            if (bins.offset_of(bits[i]) == bin_offset)
-              list(lds, key_of_bits(bits[i]), source.rank_id(wave_position(tile, i)));
+            if (!kResident) offsets[i] = bins.offset_of(bits[i]);
+            if (offsets[i] == bin_offset) list(lds, bits[i], first + place_of(i));
           }
         });
-        return rank_listed(lds, need);
+        return rank_listed<false>(source, need, lds);
       }
     }
   }
@@ -486,9 +535,7 @@ DSV41_INLINE Cut find_cut(const Source& source, uint32_t (&bits)[kTileItems], in
   return found.cut;
 }
 
-/* ---- emission
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- emission -------------------------------------------------------------------------------- */
 
 /* key >= `key` as one comparison of bits: negative values compare the other way round. */
 struct AtLeast {
@@ -517,57 +564,94 @@ DSV41_INLINE int emit_chosen(const Source& source, uint32_t (&bits)[kTileItems],
                              CutLds& lds) {
   int before = 0, parity = 0;
   for_tiles<kResident>(source, bits, [&](uint32_t tile) {
+    const int first = first_position(tile);
+    const int wave_first = static_cast<int>(tile) + wave_id() * kWaveItems;
     /* Of the values equal to the cut, those with higher ids are not chosen. Where ids ascend, a
      * wave whose first position is past the cut's has no other ones, and only one wave has both
      * kinds. */
-    const int first = wave_position(tile, 0) - 4 * lane_id();
-    const bool past = Source::kAscending && first > cut.id;
+    const bool past = Source::kAscending && wave_first > cut.id;
     const AtLeast chosen(past ? cut.key + 1 : cut.key);
     bool some_out;
     if (Source::kAscending) {
-      some_out = (!past && cut.id < first + kWaveItems - 1) ||
-                 (cut.key == kKeyMinusInf && first < static_cast<int>(source.first_live));
+      some_out = (!past && cut.id < wave_first + kWaveItems - 1) ||
+                 (cut.key == kKeyMinusInf && wave_first < static_cast<int>(source.first_live));
     } else {
       some_out = cut.id != kAllIds || cut.key == kKeyMinusInf;
     }
     if (some_out) {
+      const AtLeast above(cut.key + 1);
 #pragma unroll
       for (int i = 0; i < kTileItems; i++) {
-        if (key_of_bits(bits[i]) != cut.key) continue;
-        int position = wave_position(tile, i);
-        int id = source.rank_id(position);
+        const int position = first + place_of(i);
+        if (above(bits[i]) || (!Source::kAscending && !chosen(bits[i]))) continue;
+        const int id = source.rank_id(position);
         if (id < 0 || id > cut.id || position < static_cast<int>(source.first_live))
           bits[i] = kNothingBits;
       }
     }
     int at[kTileVectors], mine = 0;
+    if (wave_first < static_cast<int>(source.count)) {
 #pragma unroll
-    for (int j = 0; j < kTileVectors; j++) {
-      at[j] = mine;
+      for (int j = 0; j < kTileVectors; j++) {
+        at[j] = mine;
 #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        WaveMask lanes = ballot(chosen(bits[4 * j + c]));
-        at[j] = count_below(lanes, at[j]);
-        mine += count(lanes);
+        for (int c = 0; c < 4; c++) {
+          const WaveMask lanes = ballot(chosen(bits[4 * j + c]));
+          at[j] = count_below(lanes, at[j]);
+          mine += count(lanes);
+        }
       }
     }
     if (lane_id() == 0) lds.counts[parity][wave_id()] = mine;
     barrier(); /* without it a wave sums up what another one has not written */
     const Prefix prefix = prefix_of(lds.counts[parity]);
-    const int rank = before + prefix.before;
-    const AtLeast again = chosen.opaque_copy();
+    if (mine) {
+      const int rank = before + prefix.before;
+      const AtLeast again = chosen.opaque_copy();
 #pragma unroll
-    for (int j = 0; j < kTileVectors; j++) {
-      at[j] += rank;
+      for (int j = 0; j < kTileVectors; j++) {
+        at[j] += rank;
 #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        if (again(bits[4 * j + c])) emit(at[j]++, wave_position(tile, 4 * j + c), bits[4 * j + c]);
+        for (int c = 0; c < 4; c++) {
+          if (again(bits[4 * j + c])) emit(at[j]++, first + place_of(4 * j + c), bits[4 * j + c]);
+        }
       }
     }
     before += prefix.total;
     parity ^= 1; /* the next tile's counts: a slow wave may still read these */
   });
   return before;
+}
+
+/* ---- all of it
+ * -----------------------------------------------------------------------------------------------
+ */
+
+/* Calls emit(rank, position, bits) for each of the best `want` values, in the order of positions,
+ * and returns how many they are. */
+template <bool kResident, class Source, class Emit>
+DSV41_INLINE int choose_best(const Source& source, int want, Emit emit, CutLds& lds) {
+  uint32_t bits[kTileItems];
+  const bool all = !Source::kTakesMinusInf && source.count <= static_cast<uint32_t>(want);
+  const bool samples = !all && source.count >= kFewestSampled && wave_id() == 0;
+  Sample sample; /* asked for before the tile, so that its bins are ready when the tile arrives */
+  if (samples) load_sample(source, sample);
+  if (kResident) load_tile(source, 0, bits);
+  Cut cut = {kKeyMinusInf + 1, kAllIds};
+  if (!all) {
+    clear_bins(lds);
+    if (wave_id() == 0) {
+      LinearBins bins = {0, 0, 0};
+      if (samples) bins = choose_bins(sample, static_cast<uint32_t>(want) < source.count / 8);
+      if (lane_id() == 0) {
+        lds.scale = bins.scale;
+        lds.offset = bins.offset;
+      }
+    }
+  }
+  if (kResident) make_nan_one_value(bits);
+  if (!all) cut = find_cut<kResident>(source, bits, want, lds);
+  return emit_chosen<kResident>(source, bits, cut, emit, lds);
 }
 
 }  // namespace dsv41

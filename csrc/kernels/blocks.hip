@@ -29,18 +29,12 @@ struct BlockScores {
   DSV41_INLINE_MEMBER int rank_id(int position) const { return position; }
 };
 
-DSV41_INLINE float larger(float a, float b) { return a > b ? a : b; }
-
-template <bool kResident>
-DSV41_INLINE int select_blocks(const BlockScores& source, int slots, int32_t* out, CutLds& lds) {
-  uint32_t bits[kTileItems];
-  if (kResident) load_tile(source, 0, bits);
-  Cut cut = {kKeyMinusInf + 1, kAllIds};
-  if (source.count > static_cast<uint32_t>(slots))
-    cut = find_cut<kResident>(source, bits, slots, lds);
-  return emit_chosen<kResident>(
-      source, bits, cut, [&](int rank, int block, uint32_t) { out[rank] = block; }, lds);
+/* In 32 bits: ids are, and a division in 64 takes a hundred instructions. */
+DSV41_INLINE uint32_t blocks_of(int64_t end, int32_t block_size) {
+  return (static_cast<uint32_t>(end) + block_size - 1) / block_size;
 }
+
+DSV41_INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 }  // namespace dsv41
 
@@ -49,7 +43,7 @@ DSV41_KERNEL(kBlockScoreThreads) void block_scores_kernel(BlocksParams params) {
   const Dsv41CandidateBlocksArgs& args = params.args;
   const int row = workgroup_x();
   const int64_t end = row_end(args.ends, row, args.width);
-  const int blocks = static_cast<int>((end + args.block_size - 1) / args.block_size);
+  const int blocks = static_cast<int>(blocks_of(end, args.block_size));
   const int lanes = params.lanes ? params.lanes : 1;
   const int blocks_of_wave = kWaveSize / lanes;
   const int waves = kBlockScoreThreads / kWaveSize;
@@ -103,8 +97,9 @@ DSV41_KERNEL(kCutThreads) void block_select_kernel(BlocksParams params) {
   int32_t* out = args.out + row * args.out_stride;
   const BlockScores source = {
       reinterpret_cast<const Float4*>(params.scores + row * params.scores_stride), 0,
-      static_cast<uint32_t>((end + args.block_size - 1) / args.block_size)};
-  const int chosen = source.count <= kTile ? select_blocks<true>(source, args.slots, out, lds)
-                                           : select_blocks<false>(source, args.slots, out, lds);
+      blocks_of(end, args.block_size)};
+  const auto emit = [&](int rank, int block, uint32_t) { store_at(out, rank, block); };
+  const int chosen = source.count <= kTile ? choose_best<true>(source, args.slots, emit, lds)
+                                           : choose_best<false>(source, args.slots, emit, lds);
   for (int64_t i = chosen + thread_id(); i < args.slots; i += kCutThreads) out[i] = -1;
 }

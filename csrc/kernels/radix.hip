@@ -54,15 +54,6 @@ struct AlignedRow {
   }
 };
 
-/* Emit the best 512 of a source. */
-template <bool kResident, class Source, class Emit>
-DSV41_INLINE int select_512(const Source& source, Emit emit, CutLds& lds) {
-  uint32_t bits[kTileItems];
-  if (kResident) load_tile(source, 0, bits);
-  const Cut cut = find_cut<kResident>(source, bits, DSV41_TOP_K, lds);
-  return emit_chosen<kResident>(source, bits, cut, emit, lds);
-}
-
 }  // namespace dsv41
 
 DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
@@ -81,8 +72,8 @@ DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
     const int32_t* ids = params.ids + row * params.logits_stride;
     const uint32_t count = aligned.before + static_cast<uint32_t>(params.n);
     const CompactValues source = {aligned.vectors, aligned.before, count, ids};
-    const int chosen = select_512<false>(
-        source,
+    const int chosen = choose_best<false>(
+        source, DSV41_TOP_K,
         [&](int rank, int position, uint32_t) {
           /* Ids of a caller may hold one twice, and then more may tie than were asked for. */
           if (rank < DSV41_TOP_K) indices[rank] = source.rank_id(position);
@@ -93,22 +84,25 @@ DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
   }
   const int pieces = choose_pieces(end, params.max_pieces, params.min_chunk);
   if (piece >= pieces) return;
-  const int64_t vectors = (aligned.before + end + 3) / 4;
-  const int64_t first = vectors * piece / pieces, last = vectors * (piece + 1) / pieces;
-  const int64_t values_end = last == vectors ? aligned.before + end : 4 * last;
-  const AscendingValues source = {aligned.vectors + first, piece == 0 ? aligned.before : 0,
-                                  static_cast<uint32_t>(values_end - 4 * first)};
-  const int first_column = static_cast<int>(4 * first - aligned.before);
+  const uint32_t vectors = static_cast<uint32_t>((aligned.before + end + 3) / 4);
+  const uint32_t each = vectors / pieces, longer = vectors % pieces;
+  const uint32_t first = piece * each + (piece < static_cast<int>(longer) ? piece : longer);
+  const uint32_t last = first + each + (piece < static_cast<int>(longer));
+  const uint32_t count = static_cast<uint32_t>(
+      (last == vectors ? aligned.before + end : int64_t{4} * last) - int64_t{4} * first);
+  const AscendingValues source = {aligned.vectors + first, piece == 0 ? aligned.before : 0, count};
+  const int first_column = static_cast<int>(int64_t{4} * first - aligned.before);
   const int64_t entries = (static_cast<int64_t>(row) * params.max_pieces + piece) * DSV41_TOP_K;
   int32_t* columns = pieces == 1 ? indices : params.columns + entries;
+  float* values = pieces == 1 ? nullptr : params.values + entries;
   const auto emit = [&](int rank, int position, uint32_t bits) {
-    columns[rank] = first_column + position;
-    if (pieces > 1) params.values[entries + rank] = bits_float(bits);
+    store_at(columns, rank, first_column + position);
+    if (pieces > 1) store_at(values, rank, bits_float(bits));
   };
   if (source.count <= kTile)
-    select_512<true>(source, emit, lds);
+    choose_best<true>(source, DSV41_TOP_K, emit, lds);
   else
-    select_512<false>(source, emit, lds);
+    choose_best<false>(source, DSV41_TOP_K, emit, lds);
 }
 
 DSV41_KERNEL(kCutThreads) void radix_merge_kernel(RadixParams params) {
@@ -125,6 +119,10 @@ DSV41_KERNEL(kCutThreads) void radix_merge_kernel(RadixParams params) {
   int32_t* indices = params.indices + row * params.indices_stride;
   const AscendingValues source = {reinterpret_cast<const Float4*>(params.values + entries), 0,
                                   static_cast<uint32_t>(pieces * DSV41_TOP_K)};
-  select_512<true>(
-      source, [&](int rank, int position, uint32_t) { indices[rank] = columns[position]; }, lds);
+  choose_best<true>(
+      source, DSV41_TOP_K,
+      [&](int rank, int position, uint32_t) {
+        store_at(indices, rank, load_at(columns, position));
+      },
+      lds);
 }
