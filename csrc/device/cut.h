@@ -98,7 +98,7 @@ DSV41_INLINE void store_at(T* base, int index, T value) {
 DSV41_INLINE int first_position(uint32_t tile) {
   return static_cast<int>(tile) + wave_id() * kWaveItems + lane_id() * 4;
 }
-constexpr int place_of(int item) { return item / 4 * kWaveSize * 4 + item % 4; }
+DSV41_INLINE int place_of(int item) { return item / 4 * kWaveSize * 4 + item % 4; }
 
 /* The bits of four adjacent values; -inf where nothing is live, kNanBits for NaN. A vector that is
  * not all live is read value by value. */
