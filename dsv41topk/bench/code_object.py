@@ -145,7 +145,8 @@ class CodeObjectFile:
                 name_size, body_size, note = struct.unpack_from("<III", self._data, at)
                 body = at + 12 + (name_size + 3 & ~3)
                 if note == _NT_AMDGPU_METADATA:
-                    return _msgpack(self._data[body : body + body_size])[0]
+                    metadata: dict[str, Any] = _msgpack(self._data[body : body + body_size])[0]
+                    return metadata
                 at = body + (body_size + 3 & ~3)
         raise ValueError("the code object has no AMDGPU metadata")
 

@@ -654,7 +654,7 @@ class Kernel:
         self, args: Sequence[bytes], grid: Sequence[int], block: Sequence[int], dynamic_lds: int
     ) -> Any:
         size = max(self._kernarg_bytes, self._metadata[".kernarg_segment_size"])
-        buffer = ctypes.create_string_buffer(size + 256)
+        packed = bytearray(size + 256)
         values = iter(args)
         for argument in self._metadata.get(".args", []):
             kind, offset, size = argument[".value_kind"], argument[".offset"], argument[".size"]
@@ -673,10 +673,10 @@ class Kernel:
                 value = next(values)
                 if len(value) != size:
                     raise ValueError(f"{self.name}: an argument of {size} bytes got {len(value)}")
-            buffer[offset : offset + size] = value
+            packed[offset : offset + size] = value
         if next(values, None) is not None:
             raise ValueError(f"{self.name}: too many arguments")
-        return buffer
+        return ctypes.create_string_buffer(bytes(packed), len(packed))
 
     def _scalars(
         self, kernargs: Any, grid: Sequence[int], block: Sequence[int], lds: int

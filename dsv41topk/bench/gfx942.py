@@ -243,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
     runtime.measure = True
     _runtime.install_double(runtime.address, image)
     text = step.load(options.real)["logits"] if Path(options.real).is_file() else None
-    results = []
+    results: list[dict[str, Any]] = []
     try:
         cases = [case for case in CASES if options.only in str(case)]
         show = _show if sys.stderr.isatty() else lambda _text: None

@@ -91,8 +91,8 @@ class _Calls:
         )  # fmt: skip
 
     def candidate_logits(
-        self, q, kv_cache, weights, seq_lens, next_n, block_table, candidates, block_size, out_logits,
-        out_ids, fp8,
+        self, q, kv_cache, weights, seq_lens, next_n, block_table, candidates, block_size,
+        out_logits, out_ids, fp8,
     ):  # fmt: skip
         """The call of this name, `q` as uint8 codes [rows, heads, 128] of the format `fp8`."""
         return self._call(
@@ -104,8 +104,8 @@ class _Calls:
                 block_table_stride=block_table.strides[0] // 4, candidates=_address(candidates),
                 candidates_stride=candidates.strides[0] // 4, out_logits=_address(out_logits),
                 out_ids=_address(out_ids), rows=q.shape[0], rows_per_request=next_n,
-                pages=kv_cache.shape[0], page_size=kv_cache.shape[1], table_columns=block_table.shape[1],
-                slots=candidates.shape[1], block_size=block_size, heads=q.shape[1],
+                pages=kv_cache.shape[0], page_size=kv_cache.shape[1],
+                table_columns=block_table.shape[1], slots=candidates.shape[1], block_size=block_size, heads=q.shape[1],
                 fp8=abi.ENUMS[f"DSV41_{fp8.upper()}"],
             ),
         )  # fmt: skip
