@@ -32,8 +32,6 @@ static size_t align_scratch(size_t bytes) {
   return (bytes + kScratchAlign_bytes - 1) & ~(size_t)(kScratchAlign_bytes - 1);
 }
 
-static unsigned ceil_div(int64_t value, int64_t by) { return (unsigned)((value + by - 1) / by); }
-
 /* ---- the histogram select, for rows that no other takes ----------------------------------------------------------- */
 
 /* Pieces of scratch a row: what its longest live length could be split into. 0 when one launch does. */
@@ -111,9 +109,10 @@ int dsv41_top_k(const Dsv41Device* device, void* stream, void* scratch, const Ds
     return launch_radix(device, stream, scratch, &radix, args->rows, failure);
   }
   TopKSelectParams params = {.args = *args, .maxima = scratch, .maxima_stride = maxima_stride(args)};
+  params.workgroups = choose_group_max_workgroups(args->width, args->rows, device->compute_units);
   if (params.maxima_stride &&
       dsv41_device_launch(device, DSV41_KERNEL_GROUP_MAX, (unsigned)args->rows,
-                          ceil_div(args->width, kGroupMaxCols), kGroupMaxThreads, stream, &params, failure))
+                          (unsigned)params.workgroups, kGroupMaxThreads, stream, &params, failure))
     return failure->code;
   return dsv41_device_launch(device, DSV41_KERNEL_TOP_K_SELECT, (unsigned)args->rows, 1, kSelectThreads,
                              stream, &params, failure);

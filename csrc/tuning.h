@@ -44,6 +44,15 @@ enum {
   kGroupMaxCols = kGroupMaxThreads * 4 * kGroupMaxLoads,
 };
 
+/* Workgroups of a row: as many as fill every compute unit 8 deep, however wide the buffer is. A workgroup
+ * for each chunk of the width cost 8 us more for 48 short rows of a 2^20 buffer (H200, 2026-12-01, bench
+ * gpu --quick). */
+static inline int choose_group_max_workgroups(int64_t width, int64_t rows, int compute_units) {
+  int64_t chunks = (width + kGroupMaxCols - 1) / kGroupMaxCols;
+  int64_t wanted = (8 * (int64_t)compute_units + rows - 1) / rows;
+  return (int)(chunks < wanted ? chunks : wanted);
+}
+
 /* ---- histogram select (device/cut.h, kernels/radix.hip) and candidate_blocks (kernels/blocks.hip) ----------------- */
 
 enum {

@@ -12,6 +12,7 @@ typedef struct TopKSelectParams {
   Dsv41TopKArgs args;
   float* maxima;         /* scratch [rows, maxima_stride]; NULL when the width fits one workgroup */
   int64_t maxima_stride; /* a multiple of 4 */
+  int32_t workgroups;    /* of group_max_kernel, a row */
 } TopKSelectParams;
 
 /* candidate_select_kernel: the call's own arguments and how the rows are read. */
