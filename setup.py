@@ -8,6 +8,7 @@ object into the package when there is a compiler for it.
 import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -56,6 +57,7 @@ def compile_ahead(objects):
     """Compile for gfx942 into that folder; `_build.py` is loaded without its package."""
     spec = importlib.util.spec_from_file_location("dsv41_build", ROOT / "dsv41topk" / "_build.py")
     build = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = build  # its dataclasses look their module up
     spec.loader.exec_module(build)
     if build.aot(objects) is None:
         print("DSV41TOPK_AOT=1, but there is no compiler for gfx942: build() will look again")
