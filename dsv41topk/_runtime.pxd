@@ -35,6 +35,7 @@ cdef bint watching() noexcept
 cdef bint recording() noexcept
 cdef int note(int hook, int answer, Call* call) except -1
 cdef int failed(int hook, int answer, const Dsv41Failure* failure) except -1
+cdef int lacking(int hook, int answer, Call* call) except -1
 cdef int raised(int hook, object error) except -1
 cdef object launch_exception(str call_name, const Dsv41Failure* failure)
 cdef object logits_exception(str call_name, int answer, const Call* call)

@@ -706,6 +706,13 @@ cdef int failed(int hook, int answer, const Dsv41Failure* failure) except -1:
     return 0
 
 
+cdef int lacking(int hook, int answer, Call* call) except -1:
+    """Log that there is no stream, or no scratch."""
+    error = f": {told(<object> call.error)}" if call.error != NULL else ""
+    log_once(hook, f"declined, {reason(answer, call)}{error}")
+    return 0
+
+
 cdef int raised(int hook, object error) except -1:
     """Log and count an exception at the hooks' rim; return the answer that it stands for."""
     log_once(hook, f"declined: {told(error)}")

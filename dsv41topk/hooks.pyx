@@ -32,6 +32,8 @@ from dsv41topk._errors cimport (
     ACCEPTED,
     LATER_LAUNCH_FAILED,
     LAUNCH_FAILED,
+    NO_SCRATCH,
+    NO_STREAM,
     REJECT_NO_DECODE,
     REJECT_OTHER_LOGITS,
     REJECT_PADDING,
@@ -51,6 +53,7 @@ from dsv41topk._runtime cimport (
     TOP_K,
     failed,
     gate,
+    lacking,
     note,
     raised,
     recording,
@@ -68,8 +71,9 @@ cdef extern from "Python.h":
 
 # ---- how a call ends -----------------------------------------------------------------------------
 
-cdef inline bint launch_failed(int answer) noexcept:
-    return answer == LAUNCH_FAILED or answer == LATER_LAUNCH_FAILED
+cdef inline bint is_trouble(int answer) noexcept:
+    """Tell what an operator should read of from a call of another kind than the hook is for."""
+    return answer in (LAUNCH_FAILED, LATER_LAUNCH_FAILED, NO_STREAM, NO_SCRATCH)
 
 
 cdef inline bint is_another_number(object topk_tokens) noexcept:
@@ -82,9 +86,11 @@ cdef inline bint is_another_number(object topk_tokens) noexcept:
 
 
 cdef int conclude(int hook, int answer, Call* call, const Dsv41Failure* failure) except -1:
-    """Log and count what needs it; not called for a plain taken call."""
-    if launch_failed(answer):
+    """Log and count what needs it; not called for a plain taken or refused call."""
+    if answer == LAUNCH_FAILED or answer == LATER_LAUNCH_FAILED:
         failed(hook, answer, failure)
+    elif is_trouble(answer):
+        lacking(hook, answer, call)
     return note(hook, answer, call)
 
 
@@ -150,7 +156,7 @@ def decode_top_k(object logits, object next_n, object seq_lens, object indices, 
             answer = bind_top_k(logits, next_n, seq_lens, indices, None, None, None, &args, &call)
             if answer == ACCEPTED:
                 answer = run(TOP_K, &args, &call, &failure)
-        if watching() or launch_failed(answer):
+        if watching() or is_trouble(answer):
             conclude(DECODE_TOP_K, answer, &call, &failure)
     except Exception as error:
         answer = raised(DECODE_TOP_K, error)
@@ -210,7 +216,7 @@ def candidate_top_k(
                     answer = refuse_slots(&call, args.slots * args.block_size)
                 else:
                     answer = run(CANDIDATE_TOP_K_512, &args, &call, &failure)
-        if watching() or launch_failed(answer):
+        if watching() or is_trouble(answer):
             conclude(CANDIDATE_TOP_K, answer, &call, &failure)
     except Exception as error:
         answer = raised(CANDIDATE_TOP_K, error)
@@ -287,7 +293,7 @@ def candidate_logits_top_k(
                     answer = refuse_slots(&call, select.n)
                 else:
                     answer = run_candidate_logits_top_k(&args, &select, &call, &failure)
-        if watching() or launch_failed(answer):
+        if watching() or is_trouble(answer):
             conclude(CANDIDATE_LOGITS_TOP_K, answer, &call, &failure)
     except Exception as error:
         answer = raised(CANDIDATE_LOGITS_TOP_K, error)
@@ -337,7 +343,7 @@ def select_candidates(
         )
         if answer == ACCEPTED:
             answer = run(CANDIDATE_BLOCKS, &args, &call, &failure)
-        if watching() or launch_failed(answer):
+        if watching() or is_trouble(answer):
             conclude(SELECT_CANDIDATES, answer, &call, &failure)
     except Exception as error:
         answer = raised(SELECT_CANDIDATES, error)

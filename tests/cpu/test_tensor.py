@@ -404,11 +404,15 @@ def test_another_librarys_table_is_not_held_against_torch(double, monkeypatch):
     assert torch.entered == []
 
 
-def test_a_stream_that_cannot_be_had(double):
+def test_a_stream_that_cannot_be_had(double, caplog):
     library = Library()
     library.stream = None
     _runtime.count_calls()
     assert hook(on_gpu(library.Tensor)) is False
+    assert [r.getMessage() for r in caplog.records] == [
+        "decode_top_k: declined, no current stream: "
+        "BufferError: the exchange table failed and did not say why"
+    ]
     assert _runtime.call_counts() == {"decode_top_k": {"no current stream": 1}}
     with pytest.raises(RuntimeError, match="no current stream: BufferError: the exchange"):
         top_k(on_gpu(library.Tensor))
@@ -483,11 +487,12 @@ def test_scratch_comes_from_the_tables_allocator_and_goes_back(double):
     assert len(double.launched) == 3
 
 
-def test_scratch_that_cannot_be_had(double):
+def test_scratch_that_cannot_be_had(double, caplog):
     library = Library()
     library.refuse = "the pool is dry"
     _runtime.count_calls()
     assert hook(on_gpu(library.Tensor), **wide()) is False
+    assert "decode_top_k: declined, no scratch: MemoryError: the pool is dry" in caplog.text
     assert _runtime.call_counts() == {"decode_top_k": {"no scratch": 1}}
     with pytest.raises(MemoryError, match="no scratch: MemoryError: the pool is dry"):
         top_k(on_gpu(library.Tensor), **wide())
