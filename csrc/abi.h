@@ -2,12 +2,13 @@
  *
  * The C seam of dsv41topk: argument structs, status codes, launcher prototypes.
  *
- * C only, no GPU headers. Read by the Cython layer (dsv41topk/_abi.pxd), by the launchers (launch.c), by the native
- * CPU kernels (cpu/) and by the GPU kernels (kernels/, which take these structs by value). Sizes are in the
- * name (`_bytes`), strides are elements, 64 bits wide: 3,072 rows x 2^20 columns passes 2^31 at row 2,048.
+ * C only, no GPU headers. Read by the Cython layer (dsv41topk/_abi.pxd), by the launchers
+ * (launch.c), by the native CPU kernels (cpu/) and by the GPU kernels (kernels/, which take these
+ * structs by value). Sizes are in the name (`_bytes`), strides are elements, 64 bits wide: 3,072
+ * rows x 2^20 columns passes 2^31 at row 2,048.
  *
- * The argument structs hold what a bind step has already checked: pointers are not NULL where the count is not zero,
- * column strides are 1, rows fit. The launchers check nothing twice.
+ * The argument structs hold what a bind step has already checked: pointers are not NULL where the
+ * count is not zero, column strides are 1, rows fit. The launchers check nothing twice.
  */
 #ifndef DSV41TOPK_ABI_H_
 #define DSV41TOPK_ABI_H_
@@ -26,7 +27,8 @@ extern "C" {
  *
  *   end(r) = max(0, lens[r / repeat] + (draft ? r % repeat - repeat + 1 : 0)), clamped to the width
  *
- * seq_lens 2-D: repeat 1.  seq_lens 1-D: repeat next_n, draft 1.  visible: repeat row_repeat, draft 0. */
+ * seq_lens 2-D: repeat 1.  seq_lens 1-D: repeat next_n, draft 1.  visible: repeat row_repeat, draft
+ * 0. */
 typedef struct Dsv41Ends {
   const int32_t* lens;
   int32_t repeat;
@@ -89,7 +91,8 @@ typedef struct Dsv41CandidateBlocksArgs {
 
 enum { DSV41_E4M3FN = 10, DSV41_E4M3FNUZ = 11 }; /* DLPack's type codes */
 
-/* candidate_logits: q is contiguous [rows, heads, 128]; a page is page_size * 128 key bytes, then page_size scales. */
+/* candidate_logits: q is contiguous [rows, heads, 128]; a page is page_size * 128 key bytes, then
+ * page_size scales. */
 typedef struct Dsv41CandidateLogitsArgs {
   const uint8_t* q;
   const uint8_t* kv_cache;
@@ -114,9 +117,15 @@ typedef struct Dsv41CandidateLogitsArgs {
   int32_t fp8; /* DSV41_E4M3FN or DSV41_E4M3FNUZ */
 } Dsv41CandidateLogitsArgs;
 
-/* ---- the CPU kernels: synchronous, thread-safe, no state -------------------------------------------------------- */
+/* ---- the CPU kernels: synchronous, thread-safe, no state
+ * -------------------------------------------------------- */
 
-enum { DSV41_OK = 0, DSV41_NO_MEMORY = -1, DSV41_NO_DEVICE = -2, DSV41_NO_KERNEL = -3 }; /* > 0: the GPU runtime's own code */
+enum {
+  DSV41_OK = 0,
+  DSV41_NO_MEMORY = -1,
+  DSV41_NO_DEVICE = -2,
+  DSV41_NO_KERNEL = -3
+}; /* > 0: the GPU runtime's own code */
 
 int dsv41_cpu_top_k(const Dsv41TopKArgs* args);
 int dsv41_cpu_candidate_top_k(const Dsv41CandidateTopKArgs* args);
@@ -124,31 +133,40 @@ int dsv41_cpu_compact_top_k(const Dsv41CompactTopKArgs* args);
 int dsv41_cpu_candidate_blocks(const Dsv41CandidateBlocksArgs* args);
 int dsv41_cpu_candidate_logits(const Dsv41CandidateLogitsArgs* args);
 
-/* ---- the GPU runtime: one table, three fillings (runtime.c) ---------------------------------------------------- */
+/* ---- the GPU runtime: one table, three fillings (runtime.c)
+ * ---------------------------------------------------- */
 
-/* Every kernel of the code object. launch.c holds the names; runtime.c resolves each once per device. */
+/* Every kernel of the code object. launch.c holds the names; runtime.c resolves each once per
+ * device. */
 enum Dsv41Kernel {
-  DSV41_KERNEL_GROUP_MAX,          /* group_max_kernel: maxima of column groups, all compute units on one pass of the row */
-  DSV41_KERNEL_TOP_K_SELECT,       /* top_k_select_kernel: one workgroup a row, from maxima or from the row itself */
-  DSV41_KERNEL_COMPACT_SELECT,     /* compact_select_kernel */
-  DSV41_KERNEL_CANDIDATE_SELECT,   /* candidate_select_kernel */
-  DSV41_KERNEL_RADIX_CHUNK,        /* radix_chunk_kernel: top 512 of a chunk, or of a whole row of one chunk */
-  DSV41_KERNEL_RADIX_MERGE,        /* radix_merge_kernel */
-  DSV41_KERNEL_CANDIDATE_GATHER,   /* candidate_gather_kernel: more than 32,768 candidates into scratch */
-  DSV41_KERNEL_BLOCK_SCORES,       /* block_scores_kernel */
-  DSV41_KERNEL_BLOCK_SELECT,       /* block_select_kernel */
-  DSV41_KERNEL_CANDIDATE_LOGITS,   /* candidate_logits_kernel (sm_90 and tests; gfx942 serves it from Triton) */
+  DSV41_KERNEL_GROUP_MAX,    /* group_max_kernel: maxima of column groups, all compute units on one
+                                pass of the row */
+  DSV41_KERNEL_TOP_K_SELECT, /* top_k_select_kernel: one workgroup a row, from maxima or from the
+                                row itself */
+  DSV41_KERNEL_COMPACT_SELECT,   /* compact_select_kernel */
+  DSV41_KERNEL_CANDIDATE_SELECT, /* candidate_select_kernel */
+  DSV41_KERNEL_RADIX_CHUNK,      /* radix_chunk_kernel: top 512 of a chunk, or of a whole row of one
+                                    chunk */
+  DSV41_KERNEL_RADIX_MERGE,      /* radix_merge_kernel */
+  DSV41_KERNEL_CANDIDATE_GATHER, /* candidate_gather_kernel: more than 32,768 candidates into
+                                    scratch */
+  DSV41_KERNEL_BLOCK_SCORES,     /* block_scores_kernel */
+  DSV41_KERNEL_BLOCK_SELECT,     /* block_select_kernel */
+  DSV41_KERNEL_CANDIDATE_LOGITS, /* candidate_logits_kernel (sm_90 and tests; gfx942 serves it from
+                                    Triton) */
   DSV41_KERNEL_COUNT
 };
 
-/* The driver calls that HIP and CUDA share in shape. Every function returns 0 or the runtime's code. */
+/* The driver calls that HIP and CUDA share in shape. Every function returns 0 or the runtime's
+ * code. */
 typedef struct Dsv41Runtime {
-  const char* name; /* "hip", "cuda", or the test double's */
+  const char* name;  /* "hip", "cuda", or the test double's */
   int dlpack_device; /* kDLROCM 10, kDLCUDA 2, the double: kDLCPU 1 */
   int (*load)(int device, const void* image, void** module);
   int (*get_function)(void* module, const char* name, void** function);
-  int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                unsigned block_z, unsigned lds_bytes, void* stream, void** params, void** extra);
+  int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                unsigned block_y, unsigned block_z, unsigned lds_bytes, void* stream, void** params,
+                void** extra);
   int (*current_device)(int* device);
   int (*set_device)(int device);
   int (*compute_units)(int device, int* count);
@@ -174,50 +192,66 @@ typedef struct Dsv41Failure {
 
 const char* dsv41_kernel_name(int kernel);
 
-/* ---- the GPU launchers: plan from shapes and the device alone, then enqueue on the stream. Nothing synchronises. - */
+/* ---- the GPU launchers: plan from shapes and the device alone, then enqueue on the stream.
+ * Nothing synchronises. - */
 
-/* Scratch that the call needs, in bytes, 256-byte aligned; 0 for none. It may be freed in stream order after the call. */
+/* Scratch that the call needs, in bytes, 256-byte aligned; 0 for none. It may be freed in stream
+ * order after the call. */
 size_t dsv41_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41TopKArgs* args);
-size_t dsv41_candidate_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41CandidateTopKArgs* args);
-size_t dsv41_compact_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41CompactTopKArgs* args);
-size_t dsv41_candidate_blocks_scratch_bytes(const Dsv41Device* device, const Dsv41CandidateBlocksArgs* args);
+size_t dsv41_candidate_top_k_scratch_bytes(const Dsv41Device* device,
+                                           const Dsv41CandidateTopKArgs* args);
+size_t dsv41_compact_top_k_scratch_bytes(const Dsv41Device* device,
+                                         const Dsv41CompactTopKArgs* args);
+size_t dsv41_candidate_blocks_scratch_bytes(const Dsv41Device* device,
+                                            const Dsv41CandidateBlocksArgs* args);
 
-int dsv41_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41TopKArgs* args, Dsv41Failure* failure);
-int dsv41_candidate_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41CandidateTopKArgs* args,
-                          Dsv41Failure* failure);
-int dsv41_compact_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41CompactTopKArgs* args,
-                        Dsv41Failure* failure);
-int dsv41_candidate_blocks(const Dsv41Device* device, void* stream, void* scratch, const Dsv41CandidateBlocksArgs* args,
-                           Dsv41Failure* failure);
-int dsv41_candidate_logits(const Dsv41Device* device, void* stream, const Dsv41CandidateLogitsArgs* args,
-                           Dsv41Failure* failure);
+int dsv41_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41TopKArgs* args,
+                Dsv41Failure* failure);
+int dsv41_candidate_top_k(const Dsv41Device* device, void* stream, void* scratch,
+                          const Dsv41CandidateTopKArgs* args, Dsv41Failure* failure);
+int dsv41_compact_top_k(const Dsv41Device* device, void* stream, void* scratch,
+                        const Dsv41CompactTopKArgs* args, Dsv41Failure* failure);
+int dsv41_candidate_blocks(const Dsv41Device* device, void* stream, void* scratch,
+                           const Dsv41CandidateBlocksArgs* args, Dsv41Failure* failure);
+int dsv41_candidate_logits(const Dsv41Device* device, void* stream,
+                           const Dsv41CandidateLogitsArgs* args, Dsv41Failure* failure);
 
-/* ---- runtime.c ----------------------------------------------------------------------------------------------- */
+/* ---- runtime.c
+ * -----------------------------------------------------------------------------------------------
+ */
 
-/* Fill the table from the runtime library that the process already has (dlopen with RTLD_NOLOAD), never load one.
- * "hip" or "cuda"; NULL and a reason in `why` when it is not there or has no device. Else `why` may hold its path. */
+/* Fill the table from the runtime library that the process already has (dlopen with RTLD_NOLOAD),
+ * never load one. "hip" or "cuda"; NULL and a reason in `why` when it is not there or has no
+ * device. Else `why` may hold its path. */
 const Dsv41Runtime* dsv41_runtime_find(const char* name, char* why, size_t why_size);
 
-/* The words for a code: the runtime's own for those above 0 ("hipErrorInvalidValue"), ours for the DSV41_ ones. */
+/* The words for a code: the runtime's own for those above 0 ("hipErrorInvalidValue"), ours for the
+ * DSV41_ ones. */
 const char* dsv41_error_text(const Dsv41Runtime* runtime, int code);
 
-/* Load the code object on `ordinal` and resolve the kernels. 0, or a code with failure->kernel naming the step. A kernel
- * that get_function does not find (500 in both runtimes) is NULL; none at all is DSV41_NO_KERNEL. */
-int dsv41_device_load(const Dsv41Runtime* runtime, int ordinal, const void* image, Dsv41Device* device, Dsv41Failure* failure);
+/* Load the code object on `ordinal` and resolve the kernels. 0, or a code with failure->kernel
+ * naming the step. A kernel that get_function does not find (500 in both runtimes) is NULL; none at
+ * all is DSV41_NO_KERNEL. */
+int dsv41_device_load(const Dsv41Runtime* runtime, int ordinal, const void* image,
+                      Dsv41Device* device, Dsv41Failure* failure);
 
-/* Launch with the device made current for the call and restored after it; skipped when it is current already. The kernel
- * takes one struct by value, *args. Counts itself in failure->launched, which the launcher sets to 0 at its start. */
-int dsv41_device_launch(const Dsv41Device* device, int kernel, unsigned grid_x, unsigned grid_y, unsigned block_x,
-                        void* stream, const void* args, Dsv41Failure* failure);
+/* Launch with the device made current for the call and restored after it; skipped when it is
+ * current already. The kernel takes one struct by value, *args. Counts itself in failure->launched,
+ * which the launcher sets to 0 at its start. */
+int dsv41_device_launch(const Dsv41Device* device, int kernel, unsigned grid_x, unsigned grid_y,
+                        unsigned block_x, void* stream, const void* args, Dsv41Failure* failure);
 
-/* The same for a function of another module (candidate logits compiled by Triton): params point at the arguments. */
-int dsv41_function_launch(const Dsv41Runtime* runtime, int ordinal, void* function, const char* name, unsigned grid_x,
-                          unsigned grid_y, unsigned block_x, unsigned lds_bytes, void* stream, void** params,
-                          Dsv41Failure* failure);
+/* The same for a function of another module (candidate logits compiled by Triton): params point at
+ * the arguments. */
+int dsv41_function_launch(const Dsv41Runtime* runtime, int ordinal, void* function,
+                          const char* name, unsigned grid_x, unsigned grid_y, unsigned block_x,
+                          unsigned lds_bytes, void* stream, void** params, Dsv41Failure* failure);
 
-/* ---- logits.c: candidate logits compiled by Triton for gfx942 (dsv41topk/_logits.py provides the code object) ---- */
+/* ---- logits.c: candidate logits compiled by Triton for gfx942 (dsv41topk/_logits.py provides the
+ * code object) ---- */
 
-/* One compiled kernel on one device. It serves one (heads, page_size, block_size, one end per row or per request). */
+/* One compiled kernel on one device. It serves one (heads, page_size, block_size, one end per row
+ * or per request). */
 typedef struct Dsv41LogitsKernel {
   const Dsv41Runtime* runtime;
   int ordinal;
@@ -228,14 +262,16 @@ typedef struct Dsv41LogitsKernel {
   char name[64];
 } Dsv41LogitsKernel;
 
-int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* image, const char* name, unsigned threads,
-                      unsigned lds_bytes, Dsv41LogitsKernel* kernel, Dsv41Failure* failure);
+int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* image, const char* name,
+                      unsigned threads, unsigned lds_bytes, Dsv41LogitsKernel* kernel,
+                      Dsv41Failure* failure);
 
-/* Whether the compiled kernel takes these arguments: FP8 format, 16-byte alignment of q, cache and pages, sizes. */
+/* Whether the compiled kernel takes these arguments: FP8 format, 16-byte alignment of q, cache and
+ * pages, sizes. */
 int dsv41_logits_serves(const Dsv41CandidateLogitsArgs* args);
 
-int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream, const Dsv41CandidateLogitsArgs* args,
-                        Dsv41Failure* failure);
+int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream,
+                        const Dsv41CandidateLogitsArgs* args, Dsv41Failure* failure);
 
 #ifdef __cplusplus
 }

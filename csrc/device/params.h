@@ -53,7 +53,7 @@ typedef struct BlocksParams {
   float* scores; /* scratch [rows, scores_stride] */
   int64_t scores_stride;
   int32_t workgroups; /* of a row */
-  int32_t lanes;      /* that share a block; 0: each lane takes whole blocks of two aligned vectors */
+  int32_t lanes; /* that share a block; 0: each lane takes whole blocks of two aligned vectors */
 } BlocksParams;
 
 #endif /* DSV41TOPK_DEVICE_PARAMS_H_ */

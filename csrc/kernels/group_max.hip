@@ -69,8 +69,7 @@ DSV41_INLINE void write_maxima(const Values& values, int wave_first, float* maxi
   const int column = wave_first + (lane_id() % 4) * kWaveCols + lane_id() * 4;
   const int in_group = lane_id() % group_lanes;
   const int written_end = (values.end + 4 * group_cols - 1) & ~(4 * group_cols - 1);
-  if (in_group < 4 && column - in_group * 4 < written_end)
-    maxima[column / group_cols] = mine;
+  if (in_group < 4 && column - in_group * 4 < written_end) maxima[column / group_cols] = mine;
 }
 
 }  // namespace dsv41

@@ -172,7 +172,8 @@ PLAIN(2)
 PLAIN(4)
 PLAIN(8)
 PLAIN(16)
-ATOMIC(8, uint8_t) ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
+ATOMIC(8, uint8_t)
+ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
 
     void __tsan_read_range(void* p, size_t size) {
   access(p, size, false, false, HERE);

@@ -105,7 +105,8 @@ class _Calls:
                 candidates_stride=candidates.strides[0] // 4, out_logits=_address(out_logits),
                 out_ids=_address(out_ids), rows=q.shape[0], rows_per_request=next_n,
                 pages=kv_cache.shape[0], page_size=kv_cache.shape[1],
-                table_columns=block_table.shape[1], slots=candidates.shape[1], block_size=block_size, heads=q.shape[1],
+                table_columns=block_table.shape[1], slots=candidates.shape[1],
+                block_size=block_size, heads=q.shape[1],
                 fp8=abi.ENUMS[f"DSV41_{fp8.upper()}"],
             ),
         )  # fmt: skip
