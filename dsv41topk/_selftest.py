@@ -245,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = f"nothing serves: {dsv41topk.build_error()}"
         print(json.dumps({"passed": False, "summary": summary, "results": {}}))
         return 1
+    _runtime.count_calls()
     place = _Place(_runtime.backend())
     tests: dict[str, Callable[[_Place, np.random.Generator], int]] = {
         "top_k_per_row_decode_512": _top_k,
@@ -265,7 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     passed = not any(result.startswith("FAILED") for result in results.values())
     text = "; ".join(f"{name}: {result}" for name, result in results.items())
     summary = f"{_runtime.backend()}, seed {seed}: {text}"
-    print(json.dumps({"passed": passed, "summary": summary, "results": results}))
+    report = {"passed": passed, "summary": summary, "results": results}
+    print(json.dumps({**report, "hook_calls": _runtime.call_counts()}))
     return 0 if passed else 1
 
 

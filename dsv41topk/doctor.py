@@ -295,7 +295,7 @@ def _is_installed() -> bool:
     return True
 
 
-def _lines(found: _Report) -> Iterable[str]:
+def _lines(found: _Report, live: bool = False) -> Iterable[str]:
     yield f"dsv41topk    {found['dsv41topk']}"
     yield f"Python       {found['python']}, {found['platform']}"
     for name, version in found["packages"].items():
@@ -320,6 +320,8 @@ def _lines(found: _Report) -> Iterable[str]:
     if "selftest" in found:
         test = found["selftest"]
         yield f"selftest     {test.get('error') or test['summary']}"
+        for hook, counts in test.get("hook_calls", {}).items() if live else ():
+            yield f"hook         {hook}: {', '.join(f'{n} {what}' for what, n in counts.items())}"
     yield f"{'OK' if found['serves'] else 'NOT SERVING'}: {found['verdict']}"
 
 
@@ -332,10 +334,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="run the contract's calls on random rows, on the backend that would serve",
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="the self-test, and which of its hook calls were taken, which declined and why",
+    )
     parser.add_argument("--seed", type=int, default=41, help="of the self-test (41)")
     arguments = parser.parse_args(argv)
     found = report()
-    if arguments.selftest:
+    if arguments.selftest or arguments.live:
         command = [sys.executable, "-m", "dsv41topk._selftest", "--seed", str(arguments.seed)]
         found["selftest"] = _child_json(command, CHILD_TIMEOUT_S)
         if not found["selftest"].get("passed"):
@@ -343,5 +350,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(_lines(found, arguments.live)))
     return 0 if found["serves"] else 1

@@ -221,3 +221,14 @@ def test_every_command_has_help(capsys, command):
         __main__.main([*command.split(), "--help"])
     assert exit_info.value.code == 0
     assert "usage: python -m dsv41topk" in capsys.readouterr().out
+
+
+def test_live_counts_the_hooks_calls():
+    code, out, err = run("--live", DSV41TOPK_BACKEND="cpu")
+    assert code == 0, out + err
+    lines = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("hook ")]
+    assert lines == [
+        "decode_top_k: 1 taken",
+        "select_candidates: 1 taken",
+        "candidate_top_k: 1 taken",
+    ]
