@@ -32,6 +32,7 @@ from dsv41topk._abi cimport (
     dsv41_logits_serves,
     dsv41_runtime_find,
 )
+from dsv41topk._atomic cimport add_int, load_int, load_pointer, store_int, store_pointer
 from dsv41topk._errors cimport (
     ACCEPTED,
     HOOK_OFF,
@@ -57,10 +58,6 @@ from dsv41topk._tensor cimport (
 
 cdef extern from *:
     """
-    #define dsv41_load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
-    #define dsv41_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
-    #define dsv41_add(p, v) __atomic_add_fetch((p), (v), __ATOMIC_RELAXED)
-
     /* A call's kernel on the CPU, its launcher, and the launcher's need of scratch. */
     typedef struct Dsv41Entry {
       int (*cpu)(const void* args);
@@ -92,14 +89,6 @@ cdef extern from *:
         DSV41_ENTRY(candidate_blocks),
     };
     """
-    int load_int "dsv41_load_acquire"(int* place) noexcept nogil
-    void store_int "dsv41_store_release"(int* place, int value) noexcept nogil
-    int add_int "dsv41_add"(int* place, int value) noexcept nogil
-    const Dsv41Runtime* load_runtime "dsv41_load_acquire"(const Dsv41Runtime** place) noexcept
-    void store_runtime "dsv41_store_release"(
-        const Dsv41Runtime** place, const Dsv41Runtime* value
-    ) noexcept
-
     ctypedef struct Entry "Dsv41Entry":
         int (*cpu)(const void* args) noexcept nogil
         size_t (*scratch_bytes)(const Dsv41Device* device, const void* args) noexcept nogil
@@ -295,14 +284,14 @@ cdef int start(object provided) except -1:
         raise _build.BuildError(text.decode(errors="replace"))
     if runtime == NULL:
         image = provided.image
-        store_runtime(&runtime, found)
+        store_pointer(<const void**> &runtime, found)
     return 0
 
 
 cdef int need_gpu(int device_type) except -1:
     """Have the code object for GPU tensors of that type; for calls that `build()` did not serve."""
     global gpu_error
-    if load_runtime(&runtime) == NULL:
+    if load_pointer(<const void**> &runtime) == NULL:
         with lock:
             if gpu_error is not None:
                 raise _build.BuildError(gpu_error)
@@ -396,6 +385,12 @@ cdef bint intercepted(Dsv41Failure* failure) noexcept nogil:
     return launches_skipped
 
 
+cdef inline void clear(Dsv41Failure* failure) noexcept:
+    failure.code = 0
+    failure.kernel = NULL
+    failure.launched = 0
+
+
 cdef inline int outcome(const Dsv41Failure* failure) noexcept:
     if failure.code == 0:
         return ACCEPTED
@@ -412,9 +407,7 @@ cdef int run(Launcher launcher, const void* args, Call* call, Dsv41Failure* fail
     cdef void* stream = NULL
     cdef Scratch scratch
     cdef int answer
-    failure.code = 0
-    failure.kernel = NULL
-    failure.launched = 0
+    clear(failure)
     if runs_on_cpu(call):
         with nogil:
             if not launches_watched or not intercepted(failure):
@@ -553,9 +546,7 @@ cdef int launch_logits(
     const Dsv41CandidateLogitsArgs* args, Dsv41Failure* failure
 ) except -1:
     """Enqueue the scoring: of Triton's kernel, or of the plain one where there is no choice."""
-    failure.code = 0
-    failure.kernel = NULL
-    failure.launched = 0
+    clear(failure)
     if choice != NULL and choice.by == BY_TRITON:
         if not launches_watched or not intercepted(failure):
             launch_by_triton(triton_launchers[choice - logits_choices], stream, args)
@@ -603,9 +594,7 @@ cdef int run_candidate_logits(
     cdef void* stream = NULL
     cdef int answer
     if runs_on_cpu(call):
-        failure.kernel = NULL
-        failure.launched = 0
-        failure.code = 0
+        clear(failure)
         with nogil:
             if not launches_watched or not intercepted(failure):
                 failure.code = dsv41_cpu_candidate_logits(args)
@@ -655,9 +644,7 @@ cdef int run_candidate_logits_top_k(
     select.ids = args.out_ids
     try:
         if on_cpu:
-            failure.launched = 0
-            failure.kernel = NULL
-            failure.code = 0
+            clear(failure)
             with nogil:
                 if not launches_watched or not intercepted(failure):
                     failure.code = dsv41_cpu_candidate_logits(args)
@@ -827,7 +814,7 @@ def install_double(table, code_object, triton_logits=False):
     reset()
     with lock:
         image = bytes(code_object)
-        store_runtime(&runtime, double)
+        store_pointer(<const void**> &runtime, double)
         device(current_device(double))
         double_on_cpu = double.dlpack_device == CPU
         logits_by_triton = triton_logits
@@ -847,7 +834,7 @@ def reset():
         is_on = _env.enable()
         follower = why_closed = served = image = gpu_error = None
         served_device = CPU
-        store_runtime(&runtime, NULL)
+        store_pointer(<const void**> &runtime, NULL)
         double_on_cpu = logits_by_triton = False
         for i in range(MOST_DEVICES):
             store_int(&device_loaded[i], 0)

@@ -16,6 +16,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
+from dsv41topk._atomic cimport load_int, load_pointer, store_int, store_pointer
 from dsv41topk._errors cimport (
     ACCEPTED,
     NO_SCRATCH,
@@ -41,18 +42,9 @@ cdef extern from *:
       PyMethodDef* definition = ((PyMethodDescrObject*)method)->d_method;
       return definition->ml_flags == METH_NOARGS ? (Dsv41NoArgs)definition->ml_meth : NULL;
     }
-
-    #define dsv41_load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
-    #define dsv41_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
     """
     ctypedef object (*NoArgs "Dsv41NoArgs")(object, PyObject*)
     NoArgs no_args_function "dsv41_no_args_function"(object method) noexcept
-    int load_int "dsv41_load_acquire"(int* place) noexcept
-    void store_int "dsv41_store_release"(int* place, int value) noexcept
-    const ExchangeTable* load_table "dsv41_load_acquire"(const ExchangeTable** place) noexcept
-    void store_table "dsv41_store_release"(
-        const ExchangeTable** place, const ExchangeTable* value
-    ) noexcept
 
 
 cdef object logger = logging.getLogger("dsv41topk")
@@ -268,10 +260,11 @@ cdef void give_back(Call* call) noexcept:
 
 # ---- the stream ----------------------------------------------------------------------------------
 
-# Tables whose current_work_stream was compared with torch's own answer: one that agreed, or that
-# is not torch's; and one that did not. Set under the lock.
-cdef const ExchangeTable* right_table = NULL
-cdef const ExchangeTable* wrong_table = NULL
+# Tables whose current_work_stream was looked at: torch's when it agreed with torch's own answer,
+# torch's when it did not, and the last one of another library. Set under the lock.
+cdef const void* right_table = NULL
+cdef const void* wrong_table = NULL
+cdef const void* other_table = NULL
 cdef object raw_stream = None  # torch's function, once a table was wrong
 
 
@@ -282,9 +275,13 @@ cdef int current_stream(Call* call, void** stream) except -1:
         if table == NULL:
             stream[0] = stream_without_table(<object> call.producer, call.device_id)
             return ACCEPTED
-        if table != load_table(&right_table) and table != load_table(&wrong_table):
+        if (
+            table != load_pointer(&right_table)
+            and table != load_pointer(&other_table)
+            and table != load_pointer(&wrong_table)
+        ):
             compare(table, call.device_type, call.device_id)
-        if table == load_table(&wrong_table):
+        if table == load_pointer(&wrong_table):
             stream[0] = <void*> <uintptr_t> raw_stream(call.device_id)
             return ACCEPTED
         if table.current_work_stream(call.device_type, call.device_id, stream) != 0:
@@ -302,12 +299,13 @@ cdef int compare(const ExchangeTable* table, int device_type, int device_id) exc
     names the default stream whatever is current: work would race, and graph capture would break.
     Making a stream, and making it current, is allowed in a capture: neither is work on a stream.
     """
-    global right_table, wrong_table, raw_stream
+    global raw_stream
     cdef void* said = NULL
     cdef uintptr_t truth = 0
     torch = sys.modules.get("torch")
     if torch is None or table_of(torch.Tensor) != table:
-        store_table(&right_table, table)  # another library's; nothing to compare it with
+        with lock:
+            store_pointer(&other_table, table)  # there is nothing to compare it with
         return 0
     ask = torch._C._cuda_getCurrentRawStream
     with torch.cuda.stream(torch.cuda.Stream(device_id)):
@@ -316,10 +314,10 @@ cdef int compare(const ExchangeTable* table, int device_type, int device_id) exc
             pass_on()
     with lock:
         if <uintptr_t> said == truth:
-            store_table(&right_table, table)
+            store_pointer(&right_table, table)
         elif wrong_table != table:
             raw_stream = ask
-            store_table(&wrong_table, table)
+            store_pointer(&wrong_table, table)
             logger.warning(
                 "torch's DLPack exchange table names the wrong stream; torch is asked instead"
             )
@@ -357,7 +355,7 @@ def test_streams(int device_type, int device_id):
 def stream_fallback():
     """Return whether torch is asked for its stream since its table names a wrong one.
 
-    None: not known yet, no tensor on a GPU was seen.
+    None: not known yet, no tensor of torch's on a GPU was seen.
     """
     if wrong_table != NULL:
         return True
@@ -365,10 +363,11 @@ def stream_fallback():
 
 
 def reset():
-    """Forget which tables were compared, for tests."""
-    global right_table, wrong_table, raw_stream
+    """Forget types, and which tables were compared; for tests."""
+    global right_table, wrong_table, other_table, raw_stream
     with lock:
-        right_table = wrong_table = NULL
+        store_int(&lender_count, 0)
+        right_table = wrong_table = other_table = NULL
         raw_stream = None
 
 

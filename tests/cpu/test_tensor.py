@@ -334,7 +334,7 @@ def test_the_tables_stream_is_used_with_the_tensors_own_device(double):
     assert library.streams_asked == [(ROCM, 1)]
     assert double.launched == [("top_k_select_kernel", library.stream, 1)]
     assert double.device == 0, "the caller's device is current again"
-    assert _tensor.stream_fallback() is False
+    assert _tensor.stream_fallback() is None, "torch's was not seen"
     library.stream = 0x77
     assert hook(on_gpu(library.Tensor, 2))
     assert double.launched[1:] == [("top_k_select_kernel", 0x77, 2)]
@@ -399,9 +399,11 @@ def test_another_librarys_table_is_not_held_against_torch(double, monkeypatch):
     library, other = Library(), Library()
     torch = FakeTorch(library)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert hook(on_gpu(other.Tensor))
-    assert double.launched[0][1] == other.stream
-    assert torch.entered == []
+    library.stream = lambda: torch.stream_now
+    for tensor in (other.Tensor, library.Tensor, other.Tensor, library.Tensor):
+        assert hook(on_gpu(tensor))
+    assert [stream for _, stream, _ in double.launched] == [other.stream, None] * 2
+    assert torch.entered == [1], "torch's table alone was compared, once"
 
 
 def test_a_stream_that_cannot_be_had(double, caplog):
