@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -233,7 +232,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=41)
     seed = parser.parse_args(argv).seed
-    logging.disable(logging.WARNING)
     # A torch that is missing or cannot be imported is reported by doctor itself.
     with contextlib.suppress(Exception):
         import torch

@@ -10,7 +10,8 @@ from ctypes.util import find_library
 
 import pytest
 
-from dsv41topk import __main__, doctor
+import dsv41topk
+from dsv41topk import __main__, _runtime, _selftest, doctor
 
 BROKEN_PACKAGES = {
     "raises": "raise RuntimeError('libtorch_hip.so: undefined symbol')",
@@ -180,9 +181,6 @@ def test_selftest_on_the_cpu():
 
 
 def test_selftest_finds_a_wrong_kernel(monkeypatch, capsys):
-    import dsv41topk
-    from dsv41topk import _selftest
-
     right = dsv41topk.compact_top_k_512
 
     def wrong(logits, ids, seq_lens, next_n, indices):
@@ -191,7 +189,12 @@ def test_selftest_finds_a_wrong_kernel(monkeypatch, capsys):
 
     monkeypatch.setenv("DSV41TOPK_BACKEND", "cpu")
     monkeypatch.setattr(dsv41topk, "compact_top_k_512", wrong)
-    assert _selftest.main([]) == 1
+    _runtime.reset()
+    try:
+        assert _selftest.main([]) == 1
+    finally:
+        monkeypatch.undo()
+        _runtime.reset()
     answer = json.loads(capsys.readouterr().out)
     assert not answer["passed"]
     failed = [name for name, result in answer["results"].items() if "FAILED" in result]
