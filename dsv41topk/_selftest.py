@@ -58,6 +58,9 @@ class _Place:
         return np.array(tensor.cpu().numpy() if self.torch else tensor)
 
 
+_Test = Callable[[_Place, np.random.Generator], int]
+
+
 def _rows(rng: np.random.Generator) -> Iterator[tuple[str, Array]]:
     """Yield named logits, a row for each of ENDS."""
     shape = (len(ENDS), WIDTH)
@@ -216,10 +219,12 @@ def _graph(place: _Place, rng: np.random.Generator) -> int:
     return 4
 
 
-def _run(name: str, test: Callable[[], int], missing: tuple[type[Exception], ...]) -> str:
+def _run(name: str, test: _Test, place: _Place, rng: np.random.Generator) -> str:
     """Return `ok`, or what failed; what the machine lacks starts with `not available`."""
+    # Scoring needs AITER and Triton on gfx942; everything else needs nothing more.
+    missing = (dsv41topk.BuildError,) if name == "candidate_logits" else ()
     try:
-        return f"ok, {test()} cases"
+        return f"ok, {test(place, rng)} cases"
     except missing as error:
         return f"not available: {error}"
     except Exception as error:
@@ -244,8 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"passed": False, "summary": summary, "results": {}}))
         return 1
     _runtime.count_calls()
-    place = _Place(_runtime.backend())
-    tests: dict[str, Callable[[_Place, np.random.Generator], int]] = {
+    backend = _runtime.backend() or "none"
+    place = _Place(backend)
+    tests: dict[str, _Test] = {
         "top_k_per_row_decode_512": _top_k,
         "candidate_top_k_512": _candidate_top_k,
         "compact_top_k_512": _compact_top_k,
@@ -258,12 +264,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = {}
     for number, (name, test) in enumerate(tests.items()):
         rng = np.random.default_rng((seed, number))
-        # Scoring needs AITER and Triton on gfx942; everything else needs nothing more.
-        missing = (dsv41topk.BuildError,) if name == "candidate_logits" else ()
-        results[name] = _run(name, lambda test=test, rng=rng: test(place, rng), missing)
+        results[name] = _run(name, test, place, rng)
     passed = not any(result.startswith("FAILED") for result in results.values())
     text = "; ".join(f"{name}: {result}" for name, result in results.items())
-    summary = f"{_runtime.backend()}, seed {seed}: {text}"
+    summary = f"{backend}, seed {seed}: {text}"
     report = {"passed": passed, "summary": summary, "results": results}
     print(json.dumps({**report, "hook_calls": _runtime.call_counts()}))
     return 0 if passed else 1

@@ -241,7 +241,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     from dsv41topk import _build, _runtime, kernels
 
-    image = _build.code_object("gfx942").image
+    image = _build.code_object("gfx942").image or b""
     runtime = EmulatorRuntime(options.compute_units)
     runtime.measure = True
     _runtime.install_double(runtime.address, image)
