@@ -173,11 +173,11 @@ PLAIN(4)
 PLAIN(8)
 PLAIN(16)
 ATOMIC(8, uint8_t)
-ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
+ATOMIC(16, uint16_t)
+ATOMIC(32, uint32_t)
+ATOMIC(64, uint64_t)
 
-    void __tsan_read_range(void* p, size_t size) {
-  access(p, size, false, false, HERE);
-}
+void __tsan_read_range(void* p, size_t size) { access(p, size, false, false, HERE); }
 void __tsan_write_range(void* p, size_t size) { access(p, size, true, false, HERE); }
 void __tsan_atomic_thread_fence(int) {}
 void __tsan_init() {}
