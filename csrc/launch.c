@@ -167,7 +167,7 @@ int dsv41_candidate_top_k(const Dsv41Device* device, void* stream, void* scratch
   params.block_shift = -1;
   for (int shift = 0; shift < 31; shift++)
     if (args->block_size == 1 << shift) params.block_shift = shift;
-  params.vectors = args->block_size % 4 == 0 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
+  params.vectors = params.block_shift >= 2 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
   return dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_SELECT, (unsigned)args->rows, 1, kSelectThreads,
                              stream, &params, failure);
 }

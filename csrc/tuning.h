@@ -15,13 +15,12 @@ enum {
   kSelectThreads = 512, /* what every wave does alike is done half as often as by 1,024 */
   kOfferSlack = 3,      /* lanes above the quota that end the search for a wave's offer */
   kPool = 4096, /* 32 KiB of LDS; about 900 of 16,384 random values survive, 2,400 of real text */
-  kGroupPool = 4096, /* 8 KiB */
+  kMostGroups = 1024,   /* what is searched of a row that has more groups than the pool holds */
   kGatherLoads = 4,
 };
 
-/* Rows of up to this many live columns are read by their workgroup alone, 8 loads of 16 bytes a
- * lane. Longer ones take two launches. */
-enum { kDirectCols = kSelectThreads * 4 * 8 };
+/* Rows of up to this many live columns are read by their workgroup alone. Longer ones take two launches. */
+enum { kDirectLoads = 8, kDirectCols = kSelectThreads * 4 * kDirectLoads };
 /* Gathered rows have no first launch: 16 loads a lane at most. */
 enum { kMaxGathered = 2 * kDirectCols };
 enum { kMaxRegisterCols = 1 << 20 };

@@ -80,10 +80,10 @@ struct Range {
  */
 
 struct Offer {
-  uint32_t bound; /* kOffered lanes reach it */
-  uint32_t least; /* the smallest lane maximum above -inf, if the bound is not above it; else the
-                     bound */
-  uint32_t most;
+  uint32_t bound; /* kOffered maxima reach it */
+  uint32_t
+      least;     /* the smallest maximum above -inf, if the bound is not above it; else the bound */
+  uint32_t over; /* fewer maxima reach it: a guess of what the cut does not reach */
 };
 
 struct SelectLds {
@@ -138,10 +138,10 @@ struct LaneMaxima {
   uint32_t keys[kLaneMaxima];
 };
 
-/* A key that kOffered maxima or a few more reach: quickselect, a step of ballots a pivot. */
-DSV41_INLINE uint32_t key_that_enough_reach(const LaneMaxima& maxima) {
-  uint32_t bound = 0;
+/* Quickselect for a key that kOffered maxima or a few more reach, a step of ballots a pivot. */
+DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
   const uint32_t a = maxima.keys[0], b = maxima.keys[1];
+  Offer offer = {0, 0, 0};
   WaveMask open_a = ~WaveMask{0}, open_b = ~WaveMask{0};
   while (true) {
     const uint32_t pivot = open_a != 0 ? read_lane(static_cast<int>(a), lowest_lane(open_a))
@@ -149,25 +149,19 @@ DSV41_INLINE uint32_t key_that_enough_reach(const LaneMaxima& maxima) {
     const WaveMask reach_a = ballot(a >= pivot), reach_b = ballot(b >= pivot);
     const int spare = count(reach_a) + count(reach_b) - kOffered;
     if (spare >= 0) {
-      bound = pivot;
+      offer.bound = pivot;
       if (spare <= kOfferSlack) break;
       open_a &= ballot(a > pivot);
       open_b &= ballot(b > pivot);
     } else {
+      offer.over = pivot > offer.over ? pivot : offer.over;
       open_a &= ~reach_a;
       open_b &= ~reach_b;
     }
     if ((open_a | open_b) == 0) break;
   }
-  return bound;
-}
-
-DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
-  const uint32_t a = maxima.keys[0], b = maxima.keys[1];
-  Offer offer;
-  offer.bound = key_that_enough_reach(maxima);
+  if (offer.over == 0) offer.over = wave_max(a > b ? a : b);
   offer.least = offer.bound;
-  offer.most = wave_max(a > b ? a : b);
   if (offer.bound <= kKeyMinusInf) {
     const uint32_t above_a = a > kKeyMinusInf ? a : kKeyNan,
                    above_b = b > kKeyMinusInf ? b : kKeyNan;
@@ -179,8 +173,8 @@ DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
 
 struct Bounds {
   uint32_t low;   /* nothing under it is chosen, but perhaps -inf */
-  uint32_t least; /* where bins begin to tell values apart */
-  uint32_t high;
+  uint32_t least; /* bins tell values apart from here... */
+  uint32_t high;  /* ...to here: above it is the best bin */
 };
 
 /* After the barrier that follows make_offer(). */
@@ -188,7 +182,7 @@ DSV41_INLINE Bounds agree_on_bounds(const SelectLds& lds) {
   const Offer offer = lds.offers[lane_id() % kSelectWaves];
   Bounds bounds;
   bounds.low = bounds.least = wave_min<kSelectWaves>(offer.bound);
-  bounds.high = wave_max<kSelectWaves>(offer.most);
+  bounds.high = wave_max<kSelectWaves>(offer.over);
   /* A finite bound, from which +inf has a difference with a sign. */
   if (bounds.low > kKeyLargest) bounds.low = bounds.least = kKeyLargest;
   if (bounds.low <= kKeyMinusInf) {
@@ -424,7 +418,7 @@ DSV41_INLINE int count_list(const Source& source, List list, Bounds bounds, Sele
     const uint64_t entry = lds.pool[list.first + i];
     const uint32_t key = key_of(bits_float(static_cast<uint32_t>(entry >> 32)));
     lds.pool[list.first + i] = standing(key, source.column_at(static_cast<int>(entry)));
-    const uint32_t bin = (bounds.high - key) >> shift;
+    const uint32_t bin = (bounds.high - (key < bounds.high ? key : bounds.high)) >> shift;
     const int within = bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
     lds_add(&lds.bins[within], 1);
     lds_add(&lds.coarse_bins[within / kWaveSize], 1);
@@ -432,13 +426,14 @@ DSV41_INLINE int count_list(const Source& source, List list, Bounds bounds, Sele
   return shift;
 }
 
-/* The bin as a range of standings. The last one takes all down to `low`. */
+/* The bin as a range of standings. The best one takes all above, the last one all down to `low`. */
 DSV41_INLINE Range range_of_bin(const Found& found, Bounds bounds, int shift) {
   const int bin = found.cut.bin;
   const uint32_t high = bounds.high - (static_cast<uint32_t>(bin) << shift);
   const uint32_t width = (1u << shift) - 1;
   const uint32_t low = bin == kBins - 1 || high - bounds.low < width ? bounds.low : high - width;
-  return {static_cast<uint64_t>(low) << 32, static_cast<uint64_t>(high) << 32 | 0xffffffffu,
+  return {static_cast<uint64_t>(low) << 32,
+          static_cast<uint64_t>(bin == 0 ? kKeyNan : high) << 32 | 0xffffffffu,
           DSV41_TOP_K - found.cut.above, found.cut.count};
 }
 
@@ -455,6 +450,7 @@ DSV41_INLINE int narrow(Range& range, SelectLds& lds, Visit visit) {
   barrier(); /* without it a slow wave clears what a fast one has counted */
   visit([&](Standing s) {
     const bool inside = s - range.low <= range.high - range.low;
+    if (ballot(inside) == 0) return;
     const int bin = static_cast<int>((range.high - s) >> shift);
     add_to_bins(lds.bins, inside, bin);
     add_to_bins(lds.coarse_bins, inside, bin / kWaveSize);
@@ -474,19 +470,19 @@ DSV41_INLINE int narrow(Range& range, SelectLds& lds, Visit visit) {
   return 0;
 }
 
-/* ---- the row again
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the row again ----------------------------------------------------------------------------
+ */
 
-/* Visits the standings of the wave's piece of the row, read from memory: f(standing, position), 0
- * for what is not live. */
-template <class Source, class F>
-DSV41_INLINE void visit_row(const Source& source, F f) {
-  const int piece = (source.positions() + kSelectThreads - 1) / kSelectThreads * kWaveSize;
+/* Calls f(standing, position) for the wave's piece of a row, which standing_at(position) reads from
+ * memory; the standing is 0 for what is not live. */
+template <class StandingAt, class F>
+DSV41_INLINE void visit_piece(int positions, StandingAt standing_at, F f) {
+  const int piece = (positions + kSelectThreads - 1) / kSelectThreads * kWaveSize;
   const int first = wave_id() * piece;
-  const int last = first + piece < source.positions() ? first + piece : source.positions();
+  const int last = first + piece < positions ? first + piece : positions;
   for (int i = first; i < last; i += kWaveSize) {
     Standing s = 0;
-    if (i + lane_id() < last) s = source.standing_at(i + lane_id());
+    if (i + lane_id() < last) s = standing_at(i + lane_id());
     f(s, i + lane_id());
   }
 }
@@ -495,12 +491,12 @@ DSV41_INLINE void visit_row(const Source& source, F f) {
 template <class Source, class Make>
 DSV41_INLINE List list_row(const Source& source, Standing low, SelectLds& lds, Make make) {
   int survivors = 0;
-  visit_row(source, [&](Standing s, int) { survivors += count(ballot(s >= low)); });
+  source.visit([&](Standing s, int) { survivors += count(ballot(s >= low)); });
   List list = take_from_pool(survivors, lds);
   if (list.first + list.count > kPool) list.count = 0;
   if (list.count == 0) return list;
   int place = list.first;
-  visit_row(source, [&](Standing s, int position) {
+  source.visit([&](Standing s, int position) {
     const WaveMask lanes = ballot(s >= low);
     if (s >= low) lds.pool[count_below(lanes, place)] = make(s, position);
     place += count(lanes);
@@ -514,7 +510,7 @@ DSV41_INLINE List list_row(const Source& source, Standing low, SelectLds& lds, M
 template <class Source>
 DSV41_INLINE List fill_from_row(const Source& source, Bounds& bounds, SelectLds& lds) {
   LaneMaxima maxima = {{0, 0}};
-  visit_row(source, [&](Standing s, int position) {
+  source.visit([&](Standing s, int position) {
     const uint32_t key = static_cast<uint32_t>(s >> 32);
     uint32_t& best = maxima.keys[position / kWaveSize % kLaneMaxima];
     best = key > best ? key : best;
@@ -529,18 +525,37 @@ DSV41_INLINE List fill_from_row(const Source& source, Bounds& bounds, SelectLds&
                   });
 }
 
-/* The list as it would be, had the pool held all: what is in the range and above, after it has been
- * narrowed until it fits. `goal` becomes the number of columns that will be chosen, 512 unless
- * fewer are live. */
+/* All of the row from key `low` on. */
 template <class Source>
-DSV41_INLINE List list_again(const Source& source, Range& range, int& goal, SelectLds& lds) {
+DSV41_INLINE Range range_of_row(const Source& source, uint32_t low, SelectLds& lds) {
+  uint32_t most = low;
+  source.visit([&](Standing s, int) {
+    const uint32_t key = static_cast<uint32_t>(s >> 32);
+    most = key > most ? key : most;
+  });
+  most = wave_max(most);
+  const int wave = wave_id();
+  barrier(); /* without it a fast wave writes offers that a slow one still reads */
+  if (lane_id() == 0) lds.offers[wave].over = most;
+  barrier(); /* without it a wave reads what another one has not written */
+  most = wave_max<kSelectWaves>(lds.offers[lane_id() % kSelectWaves].over);
+  return {standing(low, source.last_column()), standing(most, 0), DSV41_TOP_K, 0};
+}
+
+/* The list as it would be if the pool held all: what is in the range and above, after the range has
+ * been narrowed until `most` entries do. Returns how many of `need` are missing. */
+template <class Source>
+DSV41_INLINE int list_again(const Source& source, Range& range, int most, List& list,
+                            SelectLds& lds) {
+  int missing = 0;
   do {
-    goal -= narrow(range, lds, [&](auto f) { visit_row(source, [&](Standing s, int) { f(s); }); });
-  } while (goal - range.need + range.count > kPool);
+    missing += narrow(range, lds, [&](auto f) { source.visit([&](Standing s, int) { f(s); }); });
+  } while (DSV41_TOP_K - missing - range.need + range.count > most);
   barrier(); /* without it a slow wave has yet to read from the pool, and its counter */
   if (thread_id() == 0) lds.pool_used = 0;
   barrier(); /* without it a fast wave takes from a pool that is not empty yet */
-  return list_row(source, range.low, lds, [](Standing s, int) { return s; });
+  list = list_row(source, range.low, lds, [](Standing s, int) { return s; });
+  return missing;
 }
 
 /* ---- 3 finalists
@@ -566,10 +581,36 @@ DSV41_INLINE Standing need_th_of_lanes(Standing s, int entrants, int need) {
   return best;
 }
 
+/* What a wave does with the finalists, after the barrier behind the last of them. */
+struct Ranked {
+  Standing least; /* of what is chosen */
+  int place;      /* of the wave's first chosen one among all 512 */
+};
+
+/* `need` of `entrants` finalists are chosen, besides what each wave has counted in lds.chosen. */
+DSV41_INLINE Ranked rank_finalists(int entrants, int need, const SelectLds& lds) {
+  const int wave = wave_id();
+  Standing finalist = 0;
+  int finalist_wave = kSelectWaves;
+  if (lane_id() < entrants) {
+    finalist = lds.finalists[lane_id()];
+    finalist_wave = lds.finalist_waves[lane_id()];
+  }
+  const Standing least = need_th_of_lanes(finalist, entrants, need);
+  const int earlier = count(ballot(finalist >= least) & ballot(finalist_wave < wave));
+  return {least, prefix_of(lds.chosen).before + earlier};
+}
+
+DSV41_INLINE void add_finalist(Standing s, int wave, SelectLds& lds) {
+  const int at = lds_add(&lds.finalist_count, 1);
+  lds.finalists[at] = s;
+  lds.finalist_waves[at] = wave;
+}
+
 /* From a filled list to the 512 indices. `bounds` and the list come from fill_from_tile() or its
  * like. */
 template <class Source>
-DSV41_INLINE void select_listed(const Source& source, List list, Bounds bounds, int32_t* indices,
+DSV41_INLINE void select_listed(Source& source, List list, Bounds bounds, int32_t* indices,
                                 SelectLds& lds) {
   const int wave = wave_id();
   const int shift = count_list(source, list, bounds, lds);
@@ -581,13 +622,15 @@ DSV41_INLINE void select_listed(const Source& source, List list, Bounds bounds, 
   if (pool_used <= kPool && found.total >= DSV41_TOP_K) {
     range = range_of_bin(found, bounds, shift);
   } else {
-    const int last = source.last_column();
-    if (pool_used > kPool)
-      range = {standing(bounds.low, last), standing(bounds.high, 0), DSV41_TOP_K, 0};
-    else /* all above -inf is chosen, and the lowest columns of -inf */
-      range = {standing(kKeyMinusInf, last), standing(kKeyMinusInf, 0), DSV41_TOP_K - found.total,
-               0};
-    list = list_again(source, range, goal, lds);
+    source.prepare_visits(lds);
+    if (pool_used > kPool) {
+      range = range_of_row(source, bounds.low, lds);
+    } else {
+      /* All above -inf is chosen, and the lowest columns of -inf. */
+      range = {standing(kKeyMinusInf, source.last_column()), standing(kKeyMinusInf, 0),
+               DSV41_TOP_K - found.total, 0};
+    }
+    goal -= list_again(source, range, kPool, list, lds);
   }
   while (range.count > kWaveSize && range.count != range.need && range.low != range.high)
     narrow(range, lds, [&](auto f) { visit_list(list, lds, f); });
@@ -601,32 +644,21 @@ DSV41_INLINE void select_listed(const Source& source, List list, Bounds bounds, 
       chosen += count(ballot(s >= range.low));
     } else {
       chosen += count(ballot(s > range.high));
-      if (s - range.low <= range.high - range.low) {
-        const int at = lds_add(&lds.finalist_count, 1);
-        lds.finalists[at] = s;
-        lds.finalist_waves[at] = wave;
-      }
+      if (s - range.low <= range.high - range.low) add_finalist(s, wave, lds);
     }
   });
   if (lane_id() == 0) lds.chosen[wave] = chosen;
   barrier(); /* without it a wave ranks finalists, and sums counts, that are not there yet */
-  int place = prefix_of(lds.chosen).before;
-  Standing cut = range.low;
-  if (!all_of_range) {
-    Standing finalist = 0;
-    int finalist_wave = kSelectWaves;
-    if (lane_id() < range.count) {
-      finalist = lds.finalists[lane_id()];
-      finalist_wave = lds.finalist_waves[lane_id()];
-    }
-    cut = need_th_of_lanes(finalist, range.count, range.need);
-    place += count(ballot(finalist >= cut) & ballot(finalist_wave < wave));
-  }
+  Ranked cut;
+  if (all_of_range)
+    cut = {range.low, prefix_of(lds.chosen).before};
+  else
+    cut = rank_finalists(range.count, range.need, lds);
   visit_list(list, lds, [&](Standing s) {
-    const WaveMask lanes = ballot(s >= cut);
-    const int at = count_below(lanes, place);
-    if (s >= cut && at < DSV41_TOP_K) indices[static_cast<uint32_t>(at)] = column_of(s);
-    place += count(lanes);
+    const WaveMask lanes = ballot(s >= cut.least);
+    const int at = count_below(lanes, cut.place);
+    if (s >= cut.least && at < DSV41_TOP_K) indices[static_cast<uint32_t>(at)] = column_of(s);
+    cut.place += count(lanes);
   });
   for (int i = goal + thread_id(); i < DSV41_TOP_K; i += kSelectThreads) indices[i] = -1;
 }

@@ -46,11 +46,19 @@ DSV41_INLINE void load_vectors(Tile<kLoads>& tile, const int (&columns)[kLoads],
                                const Values& values) {
   const float nothing = bits_float(0xff800000u);
   const int readable = values.end < values.whole ? values.end : values.whole;
+  int farthest = columns[0];
 #pragma unroll
-  for (int l = 0; l < kLoads; l++) {
-    Float4 vector = {nothing, nothing, nothing, nothing};
-    if (columns[l] < readable) vector = vector_at(values, columns[l]);
-    put_vector(tile, l, vector);
+  for (int l = 1; l < kLoads; l++) farthest = columns[l] > farthest ? columns[l] : farthest;
+  if (ballot(farthest >= readable) == 0) {
+#pragma unroll
+    for (int l = 0; l < kLoads; l++) put_vector(tile, l, vector_at(values, columns[l]));
+  } else {
+#pragma unroll
+    for (int l = 0; l < kLoads; l++) {
+      Float4 vector = {nothing, nothing, nothing, nothing};
+      if (columns[l] < readable) vector = vector_at(values, columns[l]);
+      put_vector(tile, l, vector);
+    }
   }
   if (values.end % 4 == 0) return;
   /* The end lies inside a vector: what follows it is dropped. If the row ends there as well, it was
@@ -76,11 +84,6 @@ DSV41_INLINE void load_piece(Tile<kLoads>& tile, const Values& values) {
   const int end = first + piece < values.end ? first + piece : values.end;
 #pragma unroll
   for (int l = 0; l < kLoads; l++) tile.positions[l] = first + (l * kWaveSize + lane_id()) * 4;
-  if (first + kLoads * kWaveCols <= end && end <= values.whole) {
-#pragma unroll
-    for (int l = 0; l < kLoads; l++) put_vector(tile, l, vector_at(values, tile.positions[l]));
-    return;
-  }
   int columns[kLoads];
 #pragma unroll
   for (int l = 0; l < kLoads; l++)

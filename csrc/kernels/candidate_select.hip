@@ -58,32 +58,47 @@ struct CandidateRow {
     const int slot = slot_of(position);
     return column_in(candidates[slot], position, slot);
   }
-  DSV41_INLINE_MEMBER Standing standing_at(int position) const {
-    const int slot = slot_of(position);
-    const int block = block_in(slot);
-    if (block < 0) return 0;
-    const int column = column_in(block, position, slot);
-    return column < values.end ? standing(key_of(values.first[column]), column) : 0;
+  DSV41_INLINE_MEMBER void prepare_visits(SelectLds&) {}
+  template <class F>
+  DSV41_INLINE_MEMBER void visit(F f) const {
+    visit_piece(
+        positions(),
+        [&](int position) -> Standing {
+          const int slot = slot_of(position);
+          const int block = block_in(slot);
+          if (block < 0) return 0;
+          const int column = column_in(block, position, slot);
+          return column < values.end ? standing(key_of(values.first[column]), column) : 0;
+        },
+        f);
   }
 };
 
-template <int kLoads>
+/* For blocks that are made of whole vectors, their size a power of two. */
 DSV41_INLINE List fill_from_vectors(const CandidateRow& row, Bounds& bounds, SelectLds& lds) {
+  constexpr int kLoads = kDirectLoads;
   const int piece = wave_piece(row.positions());
   const int first = wave_id() * piece;
   const int end = first + piece < row.positions() ? first + piece : row.positions();
+  const int shift = row.block_shift, last = row.positions() - 1;
   Tile<kLoads> tile;
-  int columns[kLoads];
+  int blocks[kLoads], columns[kLoads];
 #pragma unroll
   for (int l = 0; l < kLoads; l++) {
-    const int position = first + (l * kWaveSize + lane_id()) * 4;
-    tile.positions[l] = position;
-    columns[l] = kNowhere;
-    if (position < end) {
-      const int slot = row.slot_of(position);
-      const int block = row.block_in(slot);
-      if (block >= 0) columns[l] = row.column_in(block, position, slot);
-    }
+    tile.positions[l] = first + (l * kWaveSize + lane_id()) * 4;
+    const int slot = (tile.positions[l] < last ? tile.positions[l] : last) >> shift;
+    blocks[l] = row.candidates[static_cast<uint32_t>(slot)];
+  }
+  if (row.dropped) {
+#pragma unroll
+    for (int l = 0; l < kLoads; l++)
+      if (tile.positions[l] < end) blocks[l] = row.block_in(tile.positions[l] >> shift);
+  }
+#pragma unroll
+  for (int l = 0; l < kLoads; l++) {
+    const bool empty = static_cast<uint32_t>(blocks[l]) >= static_cast<uint32_t>(row.block_count);
+    const int column = (blocks[l] << shift) + (tile.positions[l] & (row.block_size - 1));
+    columns[l] = empty || tile.positions[l] >= end ? kNowhere : column;
   }
   load_vectors(tile, columns, row.values);
   return fill_from_tile(tile, bounds, lds);
@@ -147,9 +162,8 @@ DSV41_KERNEL(kSelectThreads) void candidate_select_kernel(CandidateSelectParams 
   const Dsv41CandidateTopKArgs& args = params.args;
   const int row = workgroup_x();
   const int end = static_cast<int>(row_end(args.ends, row, args.width));
-  int32_t* indices = args.indices + row * args.indices_stride;
   if (end <= DSV41_TOP_K) {
-    write_short_row(indices, end, kSelectThreads);
+    write_short_row(args.indices + row * args.indices_stride, end, kSelectThreads);
     return;
   }
   CandidateRow source = {
@@ -162,10 +176,11 @@ DSV41_KERNEL(kSelectThreads) void candidate_select_kernel(CandidateSelectParams 
       nullptr};
   source.block_count = source.slot_of(end - 1) + 1;
   Bounds bounds;
+  const bool in_registers = params.vectors && source.positions() <= kDirectCols;
   const List list = fill_without_repeated(source, lds, [&] {
-    if (!params.vectors) return fill_from_row(source, bounds, lds.select);
-    return source.positions() <= kDirectCols ? fill_from_vectors<8>(source, bounds, lds.select)
-                                             : fill_from_vectors<16>(source, bounds, lds.select);
+    return in_registers ? fill_from_vectors(source, bounds, lds.select)
+                        : fill_from_row(source, bounds, lds.select);
   });
+  int32_t* indices = args.indices + row * args.indices_stride;
   select_listed(source, list, bounds, indices, lds.select);
 }

@@ -22,12 +22,18 @@ struct CompactRow {
   const float* logits;
   const int32_t* ids;
   int count;
-  DSV41_INLINE_MEMBER int positions() const { return count; }
   DSV41_INLINE_MEMBER int last_column() const { return INT32_MAX; }
   DSV41_INLINE_MEMBER int column_at(int position) const { return ids[position]; }
-  DSV41_INLINE_MEMBER Standing standing_at(int position) const {
-    const int id = ids[position];
-    return id < 0 ? 0 : standing(key_of(logits[position]), id);
+  DSV41_INLINE_MEMBER void prepare_visits(SelectLds&) {}
+  template <class F>
+  DSV41_INLINE_MEMBER void visit(F f) const {
+    visit_piece(
+        count,
+        [&](int position) {
+          const int id = ids[position];
+          return id < 0 ? 0 : standing(key_of(logits[position]), id);
+        },
+        f);
   }
 };
 
@@ -50,8 +56,8 @@ DSV41_KERNEL(kSelectThreads) void compact_select_kernel(Dsv41CompactTopKArgs arg
     write_short_row(indices, end, kSelectThreads);
     return;
   }
-  const CompactRow source = {args.logits + row * args.n, args.ids + row * args.n,
-                             static_cast<int>(args.n)};
+  CompactRow source = {args.logits + row * args.n, args.ids + row * args.n,
+                       static_cast<int>(args.n)};
   const int piece = wave_piece(source.count);
   List list;
   Bounds bounds;

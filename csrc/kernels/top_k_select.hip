@@ -4,14 +4,23 @@
  *
  *   grid     rows, one workgroup each
  *   row      up to kDirectCols live columns: read once into registers and selected
- * (device/select.h) longer: the maxima that group_max_kernel left take the row's place until the
- * bound T is known; then each wave reads those of its groups whose maximum is at least T, and goes
- * on with their columns LDS      TopKSelectLds      scratch  maxima, read only
+ * (device/select.h) long row the maxima that group_max_kernel left take the row's place until the
+ * bound T is known, and then a better one, T2: the lower edge of the bin in which the 512th best
+ * group lies. Each wave reads those of its groups whose maximum is at least T2, and goes on with
+ * their columns. One barrier more than a short row. LDS      TopKSelectLds      scratch  maxima,
+ * read only
+ *
+ * Why groups do: 512 groups have a column of at least T2 each, so the cut is at least T2. And why
+ * the 512 best groups do, ties to the lowest, where there are too many (LongRow): let t be the
+ * 512th best maximum. Fewer than 512 groups have a better one, and a value above t lies in those
+ * alone; each group taken for a tie has a column equal to t, lower than any in the tied groups left
+ * out, and no more such columns are needed than groups taken.
  */
 #include "device/params.h"
 #include "device/platform.h"
 #include "device/row.h"
 #include "device/select.h"
+#include "device/short.h"
 #include "device/tiles.h"
 #include "tuning.h"
 
@@ -19,59 +28,117 @@ namespace dsv41 {
 
 struct TopKSelectLds {
   SelectLds select;
-  int groups_used;
-  uint16_t
-      groups[kGroupPool]; /* of each wave those that reach T, in order; in parts, as the pool */
+  int group_bins[kWaveSize];
+  uint16_t groups[kMostGroups];
 };
 static_assert(kMaxMaxima <= 1 << 16, "group numbers fit 16 bits");
 
 struct DenseRow {
   Values values;
-  DSV41_INLINE_MEMBER int positions() const { return values.end; }
   DSV41_INLINE_MEMBER int last_column() const { return values.end - 1; }
   DSV41_INLINE_MEMBER int column_at(int position) const { return position; }
-  DSV41_INLINE_MEMBER Standing standing_at(int position) const {
-    return standing(key_of(values.first[position]), position);
+  DSV41_INLINE_MEMBER void prepare_visits(SelectLds&) {}
+  template <class F>
+  DSV41_INLINE_MEMBER void visit(F f) const {
+    visit_piece(
+        values.end, [&](int column) { return standing(key_of(values.first[column]), column); }, f);
+  }
+};
+
+/* A row with its maxima. Visits are to the 512 best groups, and the few more that a bin of them
+ * has. */
+struct LongRow {
+  DenseRow row;
+  DenseRow maxima;
+  int group_cols;
+  uint16_t* groups;
+  int group_count;
+
+  DSV41_INLINE_MEMBER int last_column() const { return row.last_column(); }
+  DSV41_INLINE_MEMBER int column_at(int position) const { return position; }
+  DSV41_INLINE_MEMBER void prepare_visits(SelectLds& lds) {
+    Range range = range_of_row(maxima, kKeyMinusInf, lds);
+    List list;
+    list_again(maxima, range, kMostGroups, list, lds);
+    const int wave = wave_id();
+    if (lane_id() == 0) lds.chosen[wave] = list.count;
+    barrier(); /* without it a wave sums up what another one has not written */
+    const Prefix prefix = prefix_of(lds.chosen);
+    group_count = prefix.total;
+    for (int i = lane_id(); i < list.count; i += kWaveSize)
+      groups[prefix.before + i] = static_cast<uint16_t>(column_of(lds.pool[list.first + i]));
+    barrier(); /* without it a wave reads groups that another one has not written */
+  }
+  template <class F>
+  DSV41_INLINE_MEMBER void visit(F f) const {
+    const int shift = 31 - __builtin_clz(group_cols);
+    visit_piece(
+        group_count << shift,
+        [&](int position) -> Standing {
+          const int column = groups[position >> shift] * group_cols + (position & (group_cols - 1));
+          return column < row.values.end ? standing(key_of(row.values.first[column]), column) : 0;
+        },
+        f);
   }
 };
 
 template <int kLoads>
-DSV41_INLINE List fill_directly(const Values& values, Bounds& bounds, SelectLds& lds) {
+DSV41_INLINE List fill_from_piece(const Values& values, Bounds& bounds, SelectLds& lds) {
   Tile<kLoads> tile;
   load_piece(tile, values);
   return fill_from_tile(tile, bounds, lds);
 }
 
-/* The groups of the wave whose maxima reach the bound: a part of lds.groups, past its end if there
- * is none left. */
-template <int kLoads>
-DSV41_INLINE List list_groups(const Values& maxima, Bounds& bounds, TopKSelectLds& lds) {
-  Tile<kLoads> tile;
-  load_piece(tile, maxima);
-  const bool by_key = make_keys_if_nan(tile);
-  make_offer(lane_maxima(tile, by_key), lds.select);
-  clear(lds.select);
-  if (thread_id() == 0) lds.groups_used = 0;
-  barrier(); /* without it a wave reads offers, and takes parts of pools, that are not there yet */
-  bounds = agree_on_bounds(lds.select);
-  List groups = {0, 0};
-  with_reach(bounds.low, by_key, [&](auto reach) {
-    const auto marks = mark(tile, reach);
-    if (marks.total == 0) return;
-    int first = 0;
-    if (lane_id() == 0) first = lds_add(&lds.groups_used, marks.total);
-    groups = {read_lane(first, 0), marks.total};
-    if (groups.first + groups.count > kGroupPool) return;
-    put_marked(tile, marks, reach, lds.groups + groups.first,
-               [](float, int group) { return static_cast<uint16_t>(group); });
-  });
+/* The list of the wave's piece of a row that kDirectCols hold. */
+DSV41_INLINE List fill_directly(const Values& values, Bounds& bounds, SelectLds& lds) {
+  const int piece = wave_piece(values.end);
+  if (piece <= kWaveCols) return fill_from_piece<1>(values, bounds, lds);
+  if (piece <= 2 * kWaveCols) return fill_from_piece<2>(values, bounds, lds);
+  if (piece <= 4 * kWaveCols) return fill_from_piece<4>(values, bounds, lds);
+  return fill_from_piece<8>(values, bounds, lds);
+}
+
+/* Raises bounds.low to the lower edge of the bin of the 512th best group, and drops groups under it
+ * from the wave's list of {maximum, group}. */
+DSV41_INLINE List keep_best_groups(List list, Bounds& bounds, TopKSelectLds& lds) {
+  const uint32_t range = bounds.high - bounds.least;
+  const int shift = range < kWaveSize ? 0 : 32 - kBinBits / 2 - __builtin_clz(range);
   wave_barrier();
-  return groups;
+  for (int i = lane_id(); i < list.count; i += kWaveSize) {
+    const uint64_t entry = lds.select.pool[list.first + i];
+    const uint32_t key = key_of(bits_float(static_cast<uint32_t>(entry >> 32)));
+    lds.select.pool[list.first + i] =
+        static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(entry);
+    const uint32_t bin = (bounds.high - (key < bounds.high ? key : bounds.high)) >> shift;
+    lds_add(&lds.group_bins[bin < kWaveSize - 1 ? bin : kWaveSize - 1], 1);
+  }
+  barrier(); /* without it a wave reads bins that another one still adds to */
+  const int sums = wave_scan_add(lds.group_bins[lane_id()]);
+  const WaveMask enough = ballot(sums >= DSV41_TOP_K);
+  if (enough != 0) {
+    const int bin = lowest_lane(enough);
+    const uint32_t high = bounds.high - (static_cast<uint32_t>(bin) << shift);
+    const uint32_t width = (1u << shift) - 1;
+    if (bin < kWaveSize - 1 && high - bounds.low > width) bounds.low = bounds.least = high - width;
+  }
+  /* In place: what is written lies at or before what has been read. */
+  int kept = 0;
+  for (int i = 0; i < list.count; i += kWaveSize) {
+    uint64_t entry = 0;
+    if (i + lane_id() < list.count) entry = lds.select.pool[list.first + i + lane_id()];
+    const bool reaches = static_cast<uint32_t>(entry >> 32) >= bounds.low;
+    const WaveMask lanes = ballot(reaches);
+    wave_barrier();
+    if (reaches) lds.select.pool[list.first + count_below(lanes, kept)] = entry;
+    kept += count(lanes);
+  }
+  wave_barrier();
+  return {list.first, kept};
 }
 
 /* The columns of the listed groups that reach the bound. */
 DSV41_INLINE List list_columns(const Values& values, List groups, int group_cols, uint32_t low,
-                               TopKSelectLds& lds) {
+                               SelectLds& lds) {
   constexpr int kRoundVectors = kGatherLoads * kWaveSize;
   const int shift = 31 - __builtin_clz(group_cols / 4); /* vectors of a group, as a shift */
   const int vectors = groups.count << shift;
@@ -83,7 +150,7 @@ DSV41_INLINE List list_columns(const Values& values, List groups, int group_cols
       const int vector = first_vector + l * kWaveSize + lane_id();
       columns[l] = kNowhere;
       if (vector < vectors)
-        columns[l] = lds.groups[groups.first + (vector >> shift)] * group_cols +
+        columns[l] = static_cast<int>(lds.pool[groups.first + (vector >> shift)]) * group_cols +
                      (vector & ((1 << shift) - 1)) * 4;
       tile.positions[l] = columns[l];
     }
@@ -91,12 +158,12 @@ DSV41_INLINE List list_columns(const Values& values, List groups, int group_cols
   };
   if (vectors <= kRoundVectors) {
     load_round(0);
-    return list_tile(tile, make_keys_if_nan(tile), low, lds.select);
+    return list_tile(tile, make_keys_if_nan(tile), low, lds);
   }
-  /* Several rounds. A group that reaches the bound rarely has more than two such columns; if they
+  /* Several rounds. A group that reaches the bound has seldom more than one such column; if there
    * are more, what was taken from the pool does not do, and the rounds are repeated with their
    * exact number. */
-  List list = take_from_pool(2 * groups.count, lds.select);
+  List list = take_from_pool(groups.count + groups.count / 2 + 16, lds);
   while (true) {
     int total = 0;
     for (int first_vector = 0; first_vector < vectors; first_vector += kRoundVectors) {
@@ -106,14 +173,14 @@ DSV41_INLINE List list_columns(const Values& values, List groups, int group_cols
         const int first = list.first + total;
         total += marks.total;
         if (total > list.count || list.first + total > kPool) return;
-        put_marked(tile, marks, reach, lds.select.pool + first, uncounted);
+        put_marked(tile, marks, reach, lds.pool + first, uncounted);
       });
     }
     if (total <= list.count) {
       list.count = list.first + total > kPool ? 0 : total;
       return list;
     }
-    list = take_from_pool(total, lds.select);
+    list = take_from_pool(total, lds);
   }
 }
 
@@ -132,36 +199,24 @@ DSV41_KERNEL(kSelectThreads) void top_k_select_kernel(TopKSelectParams params) {
   }
   const Values values = {args.logits + row * args.logits_stride, end,
                          static_cast<int>(args.width & ~int64_t{3})};
-  List list;
   Bounds bounds;
   if (end <= kDirectCols) {
     const int piece = wave_piece(end);
-    if (piece <= kWaveCols)
-      list = fill_directly<1>(values, bounds, lds.select);
-    else if (piece <= 2 * kWaveCols)
-      list = fill_directly<2>(values, bounds, lds.select);
-    else if (piece <= 4 * kWaveCols)
-      list = fill_directly<4>(values, bounds, lds.select);
-    else
-      list = fill_directly<8>(values, bounds, lds.select);
-  } else {
-    const int group_cols = choose_group_cols(end);
-    const Values maxima = {params.maxima + row * params.maxima_stride,
-                           (end + group_cols - 1) / group_cols, kMaxMaxima};
-    const int piece = wave_piece(maxima.end);
-    List groups;
-    if (piece <= kWaveCols)
-      groups = list_groups<1>(maxima, bounds, lds);
-    else if (piece <= 2 * kWaveCols)
-      groups = list_groups<2>(maxima, bounds, lds);
-    else if (piece <= 4 * kWaveCols)
-      groups = list_groups<4>(maxima, bounds, lds);
-    else
-      groups = list_groups<8>(maxima, bounds, lds);
-    if (groups.first + groups.count <= kGroupPool)
-      list = list_columns(values, groups, group_cols, bounds.low, lds);
-    else /* more than the pool holds: the row itself is searched */
-      list = {take_from_pool(kPool + 1, lds.select).first, 0};
+    if (piece <= kWaveCols && select_short<1>(values, indices, lds.select)) return;
+    if (piece > kWaveCols && piece <= 2 * kWaveCols && select_short<2>(values, indices, lds.select))
+      return;
+    DenseRow dense = {values};
+    const List list = fill_directly(values, bounds, lds.select);
+    select_listed(dense, list, bounds, indices, lds.select);
+    return;
   }
-  select_listed(DenseRow{values}, list, bounds, indices, lds.select);
+  const int group_cols = choose_group_cols(end);
+  const Values maxima = {params.maxima + row * params.maxima_stride,
+                         (end + group_cols - 1) / group_cols, kMaxMaxima};
+  LongRow source = {{values}, {maxima}, group_cols, lds.groups, 0};
+  if (thread_id() < kWaveSize) lds.group_bins[thread_id()] = 0;
+  List list = fill_directly(maxima, bounds, lds.select);
+  list = keep_best_groups(list, bounds, lds);
+  list = list_columns(values, list, group_cols, bounds.low, lds.select);
+  select_listed(source, list, bounds, indices, lds.select);
 }
