@@ -45,18 +45,18 @@ static size_t radix_scratch_bytes(const RadixParams* params, int32_t rows) {
   return 2 * align_scratch((size_t)rows * radix_pieces(params) * DSV41_TOP_K * sizeof(float));
 }
 
-static int launch_radix(const Dsv41Device* device, void* stream, void* scratch, RadixParams* params, int32_t rows,
-                        Dsv41Failure* failure) {
+static int launch_radix(const Dsv41Device* device, void* stream, void* scratch, RadixParams* params,
+                        int32_t rows, Dsv41Failure* failure) {
   const int pieces = radix_pieces(params);
   params->max_pieces = pieces ? pieces : 1;
   params->values = scratch;
   params->columns = (int32_t*)((char*)scratch + radix_scratch_bytes(params, rows) / 2);
-  if (dsv41_device_launch(device, DSV41_KERNEL_RADIX_CHUNK, (unsigned)rows, (unsigned)params->max_pieces,
-                          kCutThreads, stream, params, failure) ||
+  if (dsv41_device_launch(device, DSV41_KERNEL_RADIX_CHUNK, (unsigned)rows,
+                          (unsigned)params->max_pieces, kCutThreads, stream, params, failure) ||
       pieces == 0)
     return failure->code;
-  return dsv41_device_launch(device, DSV41_KERNEL_RADIX_MERGE, (unsigned)rows, 1, kCutThreads, stream, params,
-                             failure);
+  return dsv41_device_launch(device, DSV41_KERNEL_RADIX_MERGE, (unsigned)rows, 1, kCutThreads,
+                             stream, params, failure);
 }
 
 static RadixParams radix_of_top_k(const Dsv41TopKArgs* args) {
@@ -108,14 +108,15 @@ int dsv41_top_k(const Dsv41Device* device, void* stream, void* scratch, const Ds
     RadixParams radix = radix_of_top_k(args);
     return launch_radix(device, stream, scratch, &radix, args->rows, failure);
   }
-  TopKSelectParams params = {.args = *args, .maxima = scratch, .maxima_stride = maxima_stride(args)};
+  TopKSelectParams params = {
+      .args = *args, .maxima = scratch, .maxima_stride = maxima_stride(args)};
   params.workgroups = choose_group_max_workgroups(args->width, args->rows, device->compute_units);
   if (params.maxima_stride &&
       dsv41_device_launch(device, DSV41_KERNEL_GROUP_MAX, (unsigned)args->rows,
                           (unsigned)params.workgroups, kGroupMaxThreads, stream, &params, failure))
     return failure->code;
-  return dsv41_device_launch(device, DSV41_KERNEL_TOP_K_SELECT, (unsigned)args->rows, 1, kSelectThreads,
-                             stream, &params, failure);
+  return dsv41_device_launch(device, DSV41_KERNEL_TOP_K_SELECT, (unsigned)args->rows, 1,
+                             kSelectThreads, stream, &params, failure);
 }
 
 /* ---- candidate_top_k_512 ----------------------------------------------------------------------------------------- */
@@ -131,7 +132,8 @@ static RadixParams radix_of_candidates(const Dsv41CandidateTopKArgs* args, void*
   RadixParams params = {.logits = scratch,
                         .logits_stride = stride,
                         .width = args->width,
-                        .ids = (int32_t*)((char*)scratch + align_scratch((size_t)args->rows * stride * sizeof(float))),
+                        .ids = (int32_t*)((char*)scratch + align_scratch((size_t)args->rows *
+                                                                         stride * sizeof(float))),
                         .n = candidates,
                         .ends = args->ends,
                         .indices = args->indices,
@@ -139,20 +141,22 @@ static RadixParams radix_of_candidates(const Dsv41CandidateTopKArgs* args, void*
   return params;
 }
 
-size_t dsv41_candidate_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41CandidateTopKArgs* args) {
+size_t dsv41_candidate_top_k_scratch_bytes(const Dsv41Device* device,
+                                           const Dsv41CandidateTopKArgs* args) {
   (void)device;
   if (!needs_gather(args)) return 0;
   const int64_t stride = radix_of_candidates(args, NULL).logits_stride;
   return 2 * align_scratch((size_t)args->rows * stride * sizeof(float));
 }
 
-static int gather_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41CandidateTopKArgs* args,
-                        Dsv41Failure* failure) {
+static int gather_top_k(const Dsv41Device* device, void* stream, void* scratch,
+                        const Dsv41CandidateTopKArgs* args, Dsv41Failure* failure) {
   RadixParams radix = radix_of_candidates(args, scratch);
-  GatherParams params = {.args = *args, .values = scratch, .ids = (int32_t*)radix.ids, .stride = radix.logits_stride};
+  GatherParams params = {
+      .args = *args, .values = scratch, .ids = (int32_t*)radix.ids, .stride = radix.logits_stride};
   params.workgroups = choose_gather_workgroups(args->width, args->block_size);
-  if (dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_GATHER, (unsigned)args->rows, (unsigned)params.workgroups,
-                          kGatherThreads, stream, &params, failure))
+  if (dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_GATHER, (unsigned)args->rows,
+                          (unsigned)params.workgroups, kGatherThreads, stream, &params, failure))
     return failure->code;
   return launch_radix(device, stream, NULL, &radix, args->rows, failure);
 }
@@ -167,9 +171,10 @@ int dsv41_candidate_top_k(const Dsv41Device* device, void* stream, void* scratch
   params.block_shift = -1;
   for (int shift = 0; shift < 31; shift++)
     if (args->block_size == 1 << shift) params.block_shift = shift;
-  params.vectors = params.block_shift >= 2 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
-  return dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_SELECT, (unsigned)args->rows, 1, kSelectThreads,
-                             stream, &params, failure);
+  params.vectors =
+      params.block_shift >= 2 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
+  return dsv41_device_launch(device, DSV41_KERNEL_CANDIDATE_SELECT, (unsigned)args->rows, 1,
+                             kSelectThreads, stream, &params, failure);
 }
 
 /* ---- compact_top_k_512 and compact_top_k_512_regs ---------------------------------------------------------------- */
@@ -186,20 +191,21 @@ static RadixParams radix_of_compact(const Dsv41CompactTopKArgs* args) {
   return params;
 }
 
-size_t dsv41_compact_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41CompactTopKArgs* args) {
+size_t dsv41_compact_top_k_scratch_bytes(const Dsv41Device* device,
+                                         const Dsv41CompactTopKArgs* args) {
   (void)device, (void)args;
   return 0;
 }
 
-int dsv41_compact_top_k(const Dsv41Device* device, void* stream, void* scratch, const Dsv41CompactTopKArgs* args,
-                        Dsv41Failure* failure) {
+int dsv41_compact_top_k(const Dsv41Device* device, void* stream, void* scratch,
+                        const Dsv41CompactTopKArgs* args, Dsv41Failure* failure) {
   (void)scratch;
   failure->launched = 0;
   failure->code = DSV41_OK;
   if (args->rows == 0) return DSV41_OK;
   if (args->register_select)
-    return dsv41_device_launch(device, DSV41_KERNEL_COMPACT_SELECT, (unsigned)args->rows, 1, kSelectThreads,
-                               stream, args, failure);
+    return dsv41_device_launch(device, DSV41_KERNEL_COMPACT_SELECT, (unsigned)args->rows, 1,
+                               kSelectThreads, stream, args, failure);
   RadixParams radix = radix_of_compact(args);
   return launch_radix(device, stream, NULL, &radix, args->rows, failure);
 }
@@ -211,7 +217,8 @@ static int64_t scores_stride(const Dsv41CandidateBlocksArgs* args) {
   return (blocks + 3) & ~(int64_t)3;
 }
 
-size_t dsv41_candidate_blocks_scratch_bytes(const Dsv41Device* device, const Dsv41CandidateBlocksArgs* args) {
+size_t dsv41_candidate_blocks_scratch_bytes(const Dsv41Device* device,
+                                            const Dsv41CandidateBlocksArgs* args) {
   (void)device;
   return align_scratch((size_t)args->rows * scores_stride(args) * sizeof(float));
 }
@@ -222,14 +229,15 @@ int dsv41_candidate_blocks(const Dsv41Device* device, void* stream, void* scratc
   failure->code = DSV41_OK;
   if (args->rows == 0) return DSV41_OK;
   BlocksParams params = {.args = *args, .scores = scratch, .scores_stride = scores_stride(args)};
-  const int vectors = args->block_size == 8 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
+  const int vectors =
+      args->block_size == 8 && rows_are_aligned(args->logits, args->logits_stride, args->rows);
   params.lanes = vectors ? 0 : choose_block_lanes(args->block_size);
-  params.workgroups =
-      choose_block_workgroups(params.scores_stride, params.lanes, args->rows, device->compute_units);
-  if (args->width > 0 &&
-      dsv41_device_launch(device, DSV41_KERNEL_BLOCK_SCORES, (unsigned)args->rows, (unsigned)params.workgroups,
-                          kBlockScoreThreads, stream, &params, failure))
+  params.workgroups = choose_block_workgroups(params.scores_stride, params.lanes, args->rows,
+                                              device->compute_units);
+  if (args->width > 0 && dsv41_device_launch(device, DSV41_KERNEL_BLOCK_SCORES,
+                                             (unsigned)args->rows, (unsigned)params.workgroups,
+                                             kBlockScoreThreads, stream, &params, failure))
     return failure->code;
-  return dsv41_device_launch(device, DSV41_KERNEL_BLOCK_SELECT, (unsigned)args->rows, 1, kCutThreads, stream,
-                             &params, failure);
+  return dsv41_device_launch(device, DSV41_KERNEL_BLOCK_SELECT, (unsigned)args->rows, 1,
+                             kCutThreads, stream, &params, failure);
 }

@@ -15,7 +15,7 @@ enum {
   kSelectThreads = 512, /* what every wave does alike is done half as often as by 1,024 */
   kOfferSlack = 3,      /* lanes above the quota that end the search for a wave's offer */
   kPool = 4096, /* 32 KiB of LDS; about 900 of 16,384 random values survive, 2,400 of real text */
-  kMostGroups = 1024,   /* what is searched of a row that has more groups than the pool holds */
+  kMostGroups = 1024, /* what is searched of a row that has more groups than the pool holds */
   kGatherLoads = 4,
 };
 
@@ -70,11 +70,11 @@ static inline
 #if defined(__HIP__) || defined(__CUDACC__)
     __attribute__((device, host))
 #endif
-    int
-    choose_pieces(int64_t end, int64_t max_blocks, int64_t min_chunk) {
+    int choose_pieces(int64_t end, int64_t max_blocks, int64_t min_chunk) {
   if (min_chunk < kFewestInPiece) min_chunk = kFewestInPiece;
   if (max_blocks > kMostPieces) max_blocks = kMostPieces;
-  if (end > INT32_MAX) end = INT32_MAX; /* a 64-bit division takes a hundred instructions on the device */
+  if (end > INT32_MAX)
+    end = INT32_MAX; /* a 64-bit division takes a hundred instructions on the device */
   int64_t pieces = (uint32_t)end / (uint32_t)min_chunk;
   return (int)(pieces < 1 ? 1 : pieces < max_blocks ? pieces : max_blocks);
 }
@@ -95,7 +95,8 @@ enum {
 };
 
 /* Workgroups of a row: enough for its blocks, as long as all rows together do not queue for compute units. */
-static inline int choose_block_workgroups(int64_t blocks, int lanes, int64_t rows, int compute_units) {
+static inline int choose_block_workgroups(int64_t blocks, int lanes, int64_t rows,
+                                          int compute_units) {
   int64_t needed = (blocks * (lanes ? lanes : 1) + kBlockScoreThreads - 1) / kBlockScoreThreads;
   int64_t most = (int64_t)compute_units * kBlockScoreWorkgroups / rows;
   if (most > kMostGridY) most = kMostGridY;
