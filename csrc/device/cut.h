@@ -315,6 +315,7 @@ DSV41_INLINE Cut rank_listed(const Source& source, int need, CutLds& lds) {
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
     mine[i] = 0;
+    if (i * kWaveSize >= total) continue;
     const int at = i * kWaveSize + lane_id();
     if (at >= total) continue;
     const InCutBin listed = lds.listed[at];
@@ -331,6 +332,7 @@ DSV41_INLINE Cut rank_listed(const Source& source, int need, CutLds& lds) {
       int better = 0, same = 0;
 #pragma unroll
       for (int k = 0; k < kPerLane; k++) {
+        if (k * kWaveSize >= total) break;
         better += count(ballot(mine[k] > entry));
         /* More than itself only where a slot's id is listed twice. */
         same += Source::kAscending ? k == 0 : count(ballot(mine[k] == entry));

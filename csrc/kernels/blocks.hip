@@ -98,8 +98,12 @@ DSV41_KERNEL(kCutThreads) void block_select_kernel(BlocksParams params) {
   const BlockScores source = {
       reinterpret_cast<const Float4*>(params.scores + row * params.scores_stride), 0,
       blocks_of(end, args.block_size)};
-  const auto emit = [&](int rank, int block, uint32_t) { store_at(out, rank, block); };
-  const int chosen = source.count <= kTile ? choose_best<true>(source, args.slots, emit, lds)
-                                           : choose_best<false>(source, args.slots, emit, lds);
+  const int chosen =
+      source.count <= kTile
+          ? choose_best<true>(
+                source, args.slots,
+                [&](int rank, int block, uint32_t) { store_at(out, rank, block); }, lds)
+          : choose_best<false>(
+                source, args.slots, [&](int rank, int block, uint32_t) { out[rank] = block; }, lds);
   for (int64_t i = chosen + thread_id(); i < args.slots; i += kCutThreads) out[i] = -1;
 }

@@ -3,7 +3,7 @@
  * candidate_gather_kernel: a row's candidates as a compact row in scratch, where there are more of
  * them than a workgroup holds in registers. radix_chunk_kernel selects among them.
  *
- *   grid     (rows, workgroups), 256 threads. A workgroup owns kGatherIds adjacent block ids, and
+ *   grid     (rows, workgroups), 1,024 threads. A workgroup owns kGatherIds adjacent block ids, and
  * those as many further on as all workgroups of the row own. It looks at every slot twice: first it
  * notes the first slot of each of its ids, then it copies the columns of those slots. A slot whose
  * id comes again, and one that holds no live column, is written as dead. LDS      the first slot of
@@ -49,9 +49,18 @@ DSV41_KERNEL(kGatherThreads) void candidate_gather_kernel(GatherParams params) {
       const int64_t column = block * block_size;
       const int64_t live = again ? 0 : end - column < block_size ? end - column : block_size;
       const int64_t at = static_cast<int64_t>(slot) * block_size;
-      for (int c = 0; c < block_size; c++) {
-        values[at + c] = c < live ? logits[column + c] : bits_float(kMinusInfBits);
-        ids[at + c] = c < live ? static_cast<int32_t>(column + c) : -1;
+      /* Eight loads before the first store, which the compiler could not know to be elsewhere. */
+      for (int first = 0; first < block_size; first += 8) {
+        float copied[8];
+#pragma unroll
+        for (int c = 0; c < 8; c++)
+          copied[c] = first + c < live ? logits[column + first + c] : bits_float(kMinusInfBits);
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+          if (first + c >= block_size) break;
+          values[at + first + c] = copied[c];
+          ids[at + first + c] = first + c < live ? static_cast<int32_t>(column + first + c) : -1;
+        }
       }
     }
     barrier(); /* without it a fast wave clears slots that a slow one still looks up */
