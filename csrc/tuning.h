@@ -8,18 +8,22 @@
 
 #include <stdint.h>
 
-/* ---- register select (device/select.h, kernels/top_k_select.hip)
- * ------------------------------------------------ */
+/* ---- register select (device/select.h, kernels/top_k_select.hip) ----------------------------- */
 
 enum {
-  kSelectThreads = 512, /* what every wave does alike is done half as often as by 1,024 */
-  kOfferSlack = 3,      /* lanes above the quota that end the search for a wave's offer */
+  kSelectThreads =
+      512, /* 5,900 issue clocks against 6,300 of 1,024 threads at 16,384 columns (rung 5) */
+  kOfferSlack = 3,   /* lanes above the quota that end the search for a wave's offer: a guess */
+  kLowestPivots = 6, /* nine of ten offers are found by then */
   kPool = 4096, /* 32 KiB of LDS; about 900 of 16,384 random values survive, 2,400 of real text */
   kMostGroups = 1024, /* what is searched of a row that has more groups than the pool holds */
   kGatherLoads = 4,
 };
 
-/* Rows of up to this many live columns are read by their workgroup alone. Longer ones take two launches. */
+/* The shortest need no bound: 2,650 issue clocks against 4,400 at 2,048 normal columns, 3,600 against 4,700
+ * at 4,096 (rung 5). */
+enum { kShortCols = kSelectThreads * 4 * 2 };
+/* Rows of up to this many live columns are read by their workgroup alone; longer ones take two launches. */
 enum { kDirectLoads = 8, kDirectCols = kSelectThreads * 4 * kDirectLoads };
 /* Gathered rows have no first launch: 16 loads a lane at most. */
 enum { kMaxGathered = 2 * kDirectCols };

@@ -7,12 +7,13 @@
  * every row takes:
  *
  *   1 bound      Each wave offers a value that 512 / waves of its lanes' maxima reach. T is the
- * smallest offer: 512 values are at least T, so nothing under T can be chosen. Nothing about the
- * values is assumed. 2 histogram  Each wave puts what is at least T into a list of its own in LDS,
- * in order (about 900 of 16,384 random values survive), and counts it in bins over [T, largest
- * value]. Every wave then finds the bin of rank 512 by itself. 3 finalists  The few values of that
- * bin are ranked by all waves alike, which gives the cut. Each wave knows how many the waves before
- * it have chosen, and writes its own.
+ *                smallest offer: 512 values are at least T, so nothing under T can be chosen.
+ *                Nothing about the values is assumed.
+ *   2 histogram  Each wave puts what is at least T into a list of its own in LDS, in order (about
+ *                900 of 16,384 random values), and counts it in bins from T upwards. Every wave
+ *                then finds the bin of rank 512 by itself.
+ *   3 finalists  The few values of that bin are ranked by all waves alike, which gives the cut.
+ *                Each wave knows how many the waves before it have chosen, and writes its own.
  *
  * Lists are private to a wave, so that no barrier stands between filling and reading one, and lie
  * in one pool of LDS, where a wave takes what it needs: values may cluster in one wave's piece.
@@ -24,6 +25,9 @@
  * The pool may be too small (ascending rows, half-integers, NaN by the thousand) or hold fewer than
  * 512 (-inf is left out of it, because masked rows are full of it). Then narrow() reads the row
  * again, as often as it takes.
+ *
+ * A Source says what the positions of a row are: column_at(position), last_column(), and
+ * visit(f), which calls f(standing, position) for the wave's share of the row, read from memory.
  */
 #ifndef DSV41TOPK_DEVICE_SELECT_H_
 #define DSV41TOPK_DEVICE_SELECT_H_
@@ -48,9 +52,7 @@ static_assert(kBins == 1 << kBinBits, "bins are found by shifts");
 static_assert(kBins % kSelectThreads == 0, "each thread clears the same number of bins");
 constexpr int kLastLane = kWaveSize - 1;
 
-/* ---- standings
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- standings ------------------------------------------------------------------------------- */
 
 /* The key above, the inverted column below: larger is better, and no two live columns are equal. 0
  * is not live. */
@@ -75,9 +77,7 @@ struct Range {
   int count;
 };
 
-/* ---- LDS
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- LDS ------------------------------------------------------------------------------------- */
 
 struct Offer {
   uint32_t bound; /* kOffered maxima reach it */
@@ -130,22 +130,28 @@ DSV41_INLINE List take_from_pool(int count, SelectLds& lds) {
   return {first, count};
 }
 
-/* ---- 1 bound
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- 1 bound --------------------------------------------------------------------------------- */
 
 struct LaneMaxima {
   uint32_t keys[kLaneMaxima];
 };
+
+/* A lane of the mask: the lowest, or after some steps the one about half way. Lanes may hold an
+ * ascending row, where the lowest lane is always the worst pivot. */
+DSV41_INLINE int pivot_lane(WaveMask mask, int step) {
+  int from = 0;
+  if (step >= kLowestPivots) from = (lowest_lane(mask) + 64 - __builtin_clzll(mask)) / 2;
+  return from + lowest_lane(mask >> from);
+}
 
 /* Quickselect for a key that kOffered maxima or a few more reach, a step of ballots a pivot. */
 DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
   const uint32_t a = maxima.keys[0], b = maxima.keys[1];
   Offer offer = {0, 0, 0};
   WaveMask open_a = ~WaveMask{0}, open_b = ~WaveMask{0};
-  while (true) {
-    const uint32_t pivot = open_a != 0 ? read_lane(static_cast<int>(a), lowest_lane(open_a))
-                                       : read_lane(static_cast<int>(b), lowest_lane(open_b));
+  for (int step = 0;; step++) {
+    const uint32_t pivot = open_a != 0 ? read_lane(static_cast<int>(a), pivot_lane(open_a, step))
+                                       : read_lane(static_cast<int>(b), pivot_lane(open_b, step));
     const WaveMask reach_a = ballot(a >= pivot), reach_b = ballot(b >= pivot);
     const int spare = count(reach_a) + count(reach_b) - kOffered;
     if (spare >= 0) {
@@ -194,8 +200,7 @@ DSV41_INLINE Bounds agree_on_bounds(const SelectLds& lds) {
   return bounds;
 }
 
-/* ---- tiles: values in registers
- * --------------------------------------------------------------------------------- */
+/* ---- tiles: values in registers -------------------------------------------------------------- */
 
 /* kLoads vectors of four values a lane. positions[l] is the place in the row's order of the first
  * of load l. What is not live is -inf. */
@@ -354,7 +359,7 @@ DSV41_INLINE List list_tile(const Tile<kLoads>& tile, bool by_key, uint32_t low,
     if (list.first + list.count <= kPool)
       put_marked(tile, marks, reach, lds.pool + list.first, uncounted);
     else
-      list.count = 0;
+      list = {kPool, 0};
   });
   return list;
 }
@@ -370,9 +375,7 @@ DSV41_INLINE List fill_from_tile(Tile<kLoads>& tile, Bounds& bounds, SelectLds& 
   return list_tile(tile, by_key, bounds.low, lds);
 }
 
-/* ---- 2 histogram
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- 2 histogram ----------------------------------------------------------------------------- */
 
 struct Found {
   CutBin cut;
@@ -470,8 +473,7 @@ DSV41_INLINE int narrow(Range& range, SelectLds& lds, Visit visit) {
   return 0;
 }
 
-/* ---- the row again ----------------------------------------------------------------------------
- */
+/* ---- the row again --------------------------------------------------------------------------- */
 
 /* Calls f(standing, position) for the wave's piece of a row, which standing_at(position) reads from
  * memory; the standing is 0 for what is not live. */
@@ -558,9 +560,7 @@ DSV41_INLINE int list_again(const Source& source, Range& range, int most, List& 
   return missing;
 }
 
-/* ---- 3 finalists
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- 3 finalists ----------------------------------------------------------------------------- */
 
 /* The need-th best of the first `entrants` lanes' standings; the other lanes have 0. */
 DSV41_INLINE Standing need_th_of_lanes(Standing s, int entrants, int need) {

@@ -2,13 +2,15 @@
  *
  * top_k_select_kernel: the 512 columns of a dense row.
  *
- *   grid     rows, one workgroup each
- *   row      up to kDirectCols live columns: read once into registers and selected
- * (device/select.h) long row the maxima that group_max_kernel left take the row's place until the
- * bound T is known, and then a better one, T2: the lower edge of the bin in which the 512th best
- * group lies. Each wave reads those of its groups whose maximum is at least T2, and goes on with
- * their columns. One barrier more than a short row. LDS      TopKSelectLds      scratch  maxima,
- * read only
+ *   grid      rows, one workgroup each
+ *   row       up to kShortCols live columns: device/short.h, and device/select.h if that gives up
+ *             up to kDirectCols: read once into registers and selected (device/select.h)
+ *             longer: the maxima that group_max_kernel left take the row's place until the bound T
+ *             is known, and then a better one, T2: the lower edge of the bin in which the 512th
+ *             best group lies. Each wave reads those of its groups whose maximum is at least T2,
+ *             and goes on with their columns. One barrier more than a shorter row.
+ *   LDS       TopKSelectLds, 52 KiB on gfx942, 43 KiB on sm_90
+ *   scratch   maxima, read only
  *
  * Why groups do: 512 groups have a column of at least T2 each, so the cut is at least T2. And why
  * the 512 best groups do, ties to the lowest, where there are too many (LongRow): let t be the
@@ -99,7 +101,7 @@ DSV41_INLINE List fill_directly(const Values& values, Bounds& bounds, SelectLds&
 }
 
 /* Raises bounds.low to the lower edge of the bin of the 512th best group, and drops groups under it
- * from the wave's list of {maximum, group}. */
+ * from the wave's list of {maximum, group}; all of them where the pool was too small for a wave. */
 DSV41_INLINE List keep_best_groups(List list, Bounds& bounds, TopKSelectLds& lds) {
   const uint32_t range = bounds.high - bounds.least;
   const int shift = range < kWaveSize ? 0 : 32 - kBinBits / 2 - __builtin_clz(range);
@@ -112,8 +114,10 @@ DSV41_INLINE List keep_best_groups(List list, Bounds& bounds, TopKSelectLds& lds
     const uint32_t bin = (bounds.high - (key < bounds.high ? key : bounds.high)) >> shift;
     lds_add(&lds.group_bins[bin < kWaveSize - 1 ? bin : kWaveSize - 1], 1);
   }
+  if (list.first == kPool && lane_id() == 0) lds_add(&lds.group_bins[kLastLane], kPool + 1);
   barrier(); /* without it a wave reads bins that another one still adds to */
   const int sums = wave_scan_add(lds.group_bins[lane_id()]);
+  if (read_lane(sums, kLastLane) > kPool) return {0, 0};
   const WaveMask enough = ballot(sums >= DSV41_TOP_K);
   if (enough != 0) {
     const int bin = lowest_lane(enough);
@@ -201,10 +205,11 @@ DSV41_KERNEL(kSelectThreads) void top_k_select_kernel(TopKSelectParams params) {
                          static_cast<int>(args.width & ~int64_t{3})};
   Bounds bounds;
   if (end <= kDirectCols) {
-    const int piece = wave_piece(end);
-    if (piece <= kWaveCols && select_short<1>(values, indices, lds.select)) return;
-    if (piece > kWaveCols && piece <= 2 * kWaveCols && select_short<2>(values, indices, lds.select))
-      return;
+    if (end <= kShortCols / 2) {
+      if (select_short<1>(values, indices, lds.select)) return;
+    } else if (end <= kShortCols) {
+      if (select_short<2>(values, indices, lds.select)) return;
+    }
     DenseRow dense = {values};
     const List list = fill_directly(values, bounds, lds.select);
     select_listed(dense, list, bounds, indices, lds.select);
