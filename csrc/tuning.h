@@ -20,10 +20,11 @@ enum {
   kGatherLoads = 4,
 };
 
-/* The shortest need no bound: 2,650 issue clocks against 4,400 at 2,048 normal columns, 3,600 against 4,700
- * at 4,096 (rung 5). */
+/* The shortest need no bound: 2,650 issue clocks against 4,400 at 2,048 normal columns, 3,600
+ * against 4,700 at 4,096 (rung 5). */
 enum { kShortCols = kSelectThreads * 4 * 2 };
-/* Rows of up to this many live columns are read by their workgroup alone; longer ones take two launches. */
+/* Rows of up to this many live columns are read by their workgroup alone. Longer ones take two
+ * launches. */
 enum { kDirectLoads = 8, kDirectCols = kSelectThreads * 4 * kDirectLoads };
 /* Gathered rows have no first launch: 16 loads a lane at most. */
 enum { kMaxGathered = 2 * kDirectCols };
@@ -47,31 +48,33 @@ enum {
   kGroupMaxCols = kGroupMaxThreads * 4 * kGroupMaxLoads,
 };
 
-/* Workgroups of a row: as many as fill every compute unit 8 deep, however wide the buffer is. A workgroup
- * for each chunk of the width cost 8 us more for 48 short rows of a 2^20 buffer (H200, 2026-12-01, bench
- * gpu --quick). */
+/* Workgroups of a row: as many as fill every compute unit 8 deep, however wide the buffer is. A
+ * workgroup for each chunk of the width cost 8 us more for 48 short rows of a 2^20 buffer (H200,
+ * 2026-12-01, bench gpu --quick). */
 static inline int choose_group_max_workgroups(int64_t width, int64_t rows, int compute_units) {
   int64_t chunks = (width + kGroupMaxCols - 1) / kGroupMaxCols;
   int64_t wanted = (8 * (int64_t)compute_units + rows - 1) / rows;
   return (int)(chunks < wanted ? chunks : wanted);
 }
 
-/* ---- histogram select (device/cut.h, kernels/radix.hip) and candidate_blocks (kernels/blocks.hip) ----------------- */
+/* ---- histogram select and candidate_blocks (device/cut.h) ------------------------------------ */
 
 enum {
   kCutThreads = 1024,
   kTile = 16384, /* 16 values a lane: what a workgroup holds in registers */
-  /* Every wave reads all bins by itself, which saves a barrier. candidate_blocks of 131,072 normal columns: 7,416 clocks;
-   * 256 bins put more than kListed values into the cut's (21,256), 1,024 save 200 and double what is read from LDS
-   * (rung 5). */
+  /* Every wave reads all bins by itself, which saves a barrier. candidate_blocks of 131,072 normal
+   * columns takes 7,416 clocks; with 256 bins more than 128 values stood in the cut's (21,256), and
+   * 1,024 save 200 but double what is read from LDS (rung 5, 2026-12-01). */
   kCutBins = 512,
-  /* Values in the cut's bin that are ranked at once. More are binned again, 10,000 clocks more; 128 would save 100. */
+  /* Values in the cut's bin that are ranked at once. More are binned again, for 10,000 clocks; 128
+   * would save 100 (rung 5, 2026-12-01). */
   kListed = 256,
   kFewestSampled = 512, /* shorter rows have too few values for a sample of 512 */
 };
 
-/* Pieces of a row in the histogram select. A piece shorter than kFewestInPiece has less to read than its launch costs (a
- * guess), and each must hold 512 values. The merge holds the entries of kMostPieces in registers. */
+/* Pieces of a row in the histogram select. A piece shorter than kFewestInPiece has less to read than
+ * its launch costs (a guess), and each must hold 512 values. The merge holds the entries of
+ * kMostPieces in registers. */
 enum { kFewestInPiece = 2048, kMostPieces = kTile / 512 };
 
 static inline
@@ -87,7 +90,8 @@ static inline
   return (int)(pieces < 1 ? 1 : pieces < max_blocks ? pieces : max_blocks);
 }
 
-/* Lanes that share a block whose columns do not lie in two aligned vectors: adjacent lanes read adjacent columns. */
+/* Lanes that share a block whose columns are not two aligned vectors: adjacent ones read adjacent
+ * columns. No more than a wave of sm_90 has. */
 static inline int choose_block_lanes(int64_t block_size) {
   int lanes = 1;
   while (lanes < 32 && lanes * 2 <= block_size) lanes *= 2;
@@ -102,7 +106,7 @@ enum {
   kBlockScoreWorkgroups = 8, /* a compute unit, at most: 32 waves fill it */
 };
 
-/* Workgroups of a row: enough for its blocks, as long as all rows together do not queue for compute units. */
+/* Workgroups of a row: enough for its blocks, as long as all rows do not queue for compute units. */
 static inline int choose_block_workgroups(int64_t blocks, int lanes, int64_t rows,
                                           int compute_units) {
   int64_t needed = (blocks * (lanes ? lanes : 1) + kBlockScoreThreads - 1) / kBlockScoreThreads;

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cut: the want-th best of any number of values, found by one workgroup of 1,024 with
- * histograms.
+ * The cut: the want-th best of any number of values, found by one workgroup with histograms.
  *
  * Values are read in tiles of 16,384, four 16-byte vectors a lane; what fits in one tile is read
  * once and stays in registers (kResident), what does not is read from L2 again in each pass. The
  * order of positions is (tile, wave, vector, lane, component). Barriers on the way that nearly
  * every row takes:
  *
- *   1 range     Every wave reads the same 512 values, spread over the row, and takes bins that
- * cover the upper part of them. A guess: a wrong one costs time, never exactness. (The barrier is
- * for the bins' zeros.) 2 histogram 512 bins, linear in the value. Values under the range, two of
- * three, are not counted. 3 listed    The few values in the bin of rank `want`, after every wave
- * has found it by itself. 4 cut       Each wave ranks some of them. The one of rank `want` is the
- * cut. 5 emission  Counts of each wave, summed by all.
+ *   1 range      One wave reads 512 values, spread over the row, and takes bins that cover the
+ *                upper part of them. A guess: a wrong one costs time, never exactness.
+ *   2 histogram  512 bins, linear in the value. What is under the range is not counted.
+ *   3 listed     The few values in the bin of rank `want`, which every wave finds by itself.
+ *   4 cut        Each wave ranks some of them. The one of rank `want` is the cut.
+ *   5 emission   The counts of each wave, summed up by all; one barrier a tile.
  *
  * narrow() is the other way, for any values: it brackets the cut by ordered keys, 512 bins at a
  * time, between the smallest and the largest key that are left, and reads the values again in each

@@ -2,15 +2,17 @@
  *
  * candidate_blocks: the best blocks of each row, by their largest logit. Two launches.
  *
- *   block_scores_kernel  grid (rows, workgroups), 256 threads, all compute units on one pass of the
- * rows. A lane scores whole blocks of 8 aligned columns; else `lanes` adjacent lanes share a block.
- * A wave takes 64 / lanes adjacent blocks, then those as many further on as all waves of the row
- * take. block_select_kernel  grid (rows), 1,024 threads: the cut among the scores (device/cut.h),
- * ids in ascending order. LDS                  none; CutLds, 5 KiB      scratch
- * BlocksParams.scores, of the caller's allocator
+ *   block_scores_kernel  grid (rows, workgroups), 256 threads: all compute units on one pass of the
+ *                        rows. A lane scores whole blocks of 8 aligned columns; else `lanes`
+ *                        adjacent lanes share a block. A wave takes adjacent blocks, then those as
+ *                        many further on as all waves of the row take at once.
+ *   block_select_kernel  grid (rows), 1,024 threads: the cut among the scores (device/cut.h), and
+ *                        the ids in ascending order.
+ *   LDS                  none; CutLds, 5 KiB
+ *   scratch              BlocksParams.scores, of the caller's allocator
  *
- * The newest block scores +inf, so its columns, the only ones beside dead ones, are never read. How
- * many blocks there are is read on the device: workgroups past the live end return at once.
+ * The newest block scores +inf, and all others before the end are whole, so no dead column is read.
+ * How many blocks there are is read on the device: workgroups past the live end return at once.
  */
 #include "device/cut.h"
 #include "device/params.h"

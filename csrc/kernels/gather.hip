@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * candidate_gather_kernel: a row's candidates as a compact row in scratch, where there are more of
- * them than a workgroup holds in registers. radix_chunk_kernel selects among them.
+ * them than a workgroup holds in registers. radix_chunk_kernel then selects among them.
  *
  *   grid     (rows, workgroups), 1,024 threads. A workgroup owns kGatherIds adjacent block ids, and
- * those as many further on as all workgroups of the row own. It looks at every slot twice: first it
- * notes the first slot of each of its ids, then it copies the columns of those slots. A slot whose
- * id comes again, and one that holds no live column, is written as dead. LDS      the first slot of
- * each id, 32 KiB      scratch  GatherParams.values and ids, every entry written
+ *            those as many further on as all workgroups of the row own. It looks at every slot
+ *            twice: first it notes the first slot of each of its ids, then it copies the columns of
+ *            those slots.
+ *   LDS      the first slot of each id, 32 KiB
+ *   scratch  GatherParams.values and ids, every entry of which is written
  *
- * A slot is written by the workgroup that owns its id, or by the first one if its id has no live
+ * A slot whose id stood in an earlier one, and one that holds no live column, is written as dead. A
+ * slot is written by the workgroup that owns its id, or by the first one if its id has no live
  * column.
  */
 #include "device/cut.h"

@@ -3,15 +3,18 @@
  * The histogram select: rows of any alignment and any width, and compact rows of any length. Two
  * launches.
  *
- *   radix_chunk_kernel  grid (rows, pieces), 1,024 threads. A row is split into pieces by its live
- * length, on the device: workgroups past the last piece return. Each finds the cut of its piece
- * (device/cut.h) and writes the 512 best, ascending, to scratch; of a row of one piece, to indices.
+ *   radix_chunk_kernel  grid (rows, pieces), 1,024 threads. A row is split by its live length, on
+ *                       the device: workgroups past the last piece return. Each finds the cut of
+ *                       its piece (device/cut.h) and writes the 512 best, ascending, to scratch; of
+ *                       a row of one piece, and of a compact row, to indices.
  *   radix_merge_kernel  grid (rows), 1,024 threads. The same among the pieces' entries; not for
- * rows of one piece. LDS                 CutLds, 5 KiB      registers  a tile of 16,384 values, 16
- * a lane scratch             RadixParams.values and columns, of the caller's allocator
+ *                       rows of one piece.
+ *   LDS                 CutLds, 5 KiB
+ *   registers           a tile of 16,384 values, 16 a lane
+ *   scratch             RadixParams.values and columns, of the caller's allocator
  *
  * Rows are read in aligned vectors from the 16-byte boundary at or below their start, so alignment
- * costs nothing; what is not live in the first and the last vector is not read.
+ * costs nothing; of the first and the last vector only live columns are read.
  */
 #include "device/cut.h"
 #include "device/params.h"
