@@ -178,7 +178,8 @@ DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
 }
 
 struct Bounds {
-  uint32_t low;   /* nothing under it is chosen, but perhaps -inf */
+  uint32_t low; /* nothing under it is chosen, but perhaps -inf. Of a finite number, from which +inf
+                   * has a difference with a sign: Reach::missed() */
   uint32_t least; /* bins tell values apart from here... */
   uint32_t high;  /* ...to here: above it is the best bin */
 };
@@ -189,7 +190,6 @@ DSV41_INLINE Bounds agree_on_bounds(const SelectLds& lds) {
   Bounds bounds;
   bounds.low = bounds.least = wave_min<kSelectWaves>(offer.bound);
   bounds.high = wave_max<kSelectWaves>(offer.over);
-  /* A finite bound, from which +inf has a difference with a sign. */
   if (bounds.low > kKeyLargest) bounds.low = bounds.least = kKeyLargest;
   if (bounds.low <= kKeyMinusInf) {
     bounds.low = kKeyMinusInf + 1;

@@ -123,7 +123,10 @@ DSV41_INLINE List keep_best_groups(List list, Bounds& bounds, TopKSelectLds& lds
     const int bin = lowest_lane(enough);
     const uint32_t high = bounds.high - (static_cast<uint32_t>(bin) << shift);
     const uint32_t width = (1u << shift) - 1;
-    if (bin < kWaveSize - 1 && high - bounds.low > width) bounds.low = bounds.least = high - width;
+    if (bin < kWaveSize - 1 && high - bounds.low > width) {
+      const uint32_t edge = high - width;
+      bounds.low = bounds.least = edge < kKeyLargest ? edge : kKeyLargest;
+    }
   }
   /* In place: what is written lies at or before what has been read. */
   int kept = 0;
