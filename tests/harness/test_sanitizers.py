@@ -15,11 +15,24 @@ import pytest
 from helpers import backends, harness
 from helpers.abi import ROOT
 
-SHORT = ("-k", "not long and not widest")
-"""For the flavours that make every access several times as slow."""
+SHORT = ("-k", "not long and not widest and not any_row and not any_list")
+"""For the flavours that make every access several times as slow: no drawn cases, which have a
+deadline."""
 
 LEAST_CASES = 700
 """Of each backend; a selection that has shrunk to nothing must not pass."""
+
+
+@pytest.fixture
+def runs_on(request):
+    """`native`, or `harness` where time for it was asked for."""
+    if request.param == "harness" and not request.config.getoption("--all-flavours"):
+        pytest.skip("takes minutes on fibres: --all-flavours")
+    return request.param
+
+
+on_both = pytest.mark.parametrize("runs_on", ["native", "harness"], indirect=True)
+on_fibres = pytest.mark.parametrize("runs_on", ["harness"], indirect=True)
 
 
 def run_contract(backend, flavour, *arguments):
@@ -49,19 +62,21 @@ def run_contract(backend, flavour, *arguments):
     return int(re.search(r"(\d+) passed", done.stdout)[1])
 
 
-@pytest.mark.parametrize("runs_on", ["native", "harness"])
+@on_both
 def test_the_contract_under_address_and_undefined_behaviour_sanitizers(runs_on):
     assert run_contract(runs_on, "sanitized", *SHORT) >= LEAST_CASES
 
 
-@pytest.mark.parametrize("runs_on", ["native", "harness"])
+@on_both
 def test_the_contract_with_fast_math(runs_on):
     assert run_contract(runs_on, "fast-math") >= LEAST_CASES
 
 
-def test_the_contract_without_a_race():
-    assert run_contract("harness", "races", *SHORT) >= LEAST_CASES
+@on_fibres
+def test_the_contract_without_a_race(runs_on):
+    assert run_contract(runs_on, "races", *SHORT) >= LEAST_CASES
 
 
-def test_the_contract_with_the_waves_of_sm_90():
-    assert run_contract("harness", "wave32") >= LEAST_CASES
+@on_fibres
+def test_the_contract_with_the_waves_of_sm_90(runs_on):
+    assert run_contract(runs_on, "wave32", *SHORT) >= LEAST_CASES
