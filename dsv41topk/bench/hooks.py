@@ -40,9 +40,12 @@ _Loop = Callable[[int], float]
 
 
 def _loop(expression: str, names: dict[str, Any]) -> _Loop:
-    """Return a function that evaluates an expression so often, and how many seconds it took."""
+    """Return a function that evaluates an expression so often, and how many seconds it took.
+
+    Names are local there, as they are to most callers: looking them up is not the hook's work.
+    """
     text = f"""
-def loop(count):
+def loop(count, {", ".join(f"{name}={name}" for name in names)}):
     start = clock()
     for _ in repeat(None, count):
         {expression}
