@@ -49,7 +49,9 @@ DSV41_INLINE ShortBins sample_short_row(const Values& values) {
   return bins;
 }
 
-/* Bins in the place of values: what is in a better bin than `cut` is chosen. */
+/* Bins in the place of values, from 1 on; 0 marks what was chosen of the cut's bin. Never the bits of
+ * a NaN: with those as the mark, gcc 12 under -ffast-math lost what was marked. What is in a better
+ * bin than `cut` is chosen. */
 struct BetterBin {
   int cut;
   DSV41_INLINE_MEMBER BetterBin again() const { return {cut}; }
@@ -87,7 +89,7 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
       lds_add(&lds.bins[bin], 1);
       lds_add(&lds.coarse_bins[bin / kWaveSize], 1);
     }
-    bins.values[i] = bits_float(static_cast<uint32_t>(bin));
+    bins.values[i] = bits_float(static_cast<uint32_t>(bin) + 1);
   }
 #pragma unroll
   for (int l = 0; l < kLoads; l++) bins.positions[l] = tile.positions[l];
@@ -101,7 +103,7 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   int chosen = 0;
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
-    const int bin = static_cast<int>(float_bits(bins.values[i]));
+    const int bin = static_cast<int>(float_bits(bins.values[i])) - 1;
     chosen += count(ballot(bin < cut_bin));
     if (bin == cut_bin)
       add_finalist(standing(key_of(tile.values[i]), tile.positions[i / 4] + i % 4), wave, lds);
@@ -111,11 +113,11 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   const Ranked cut = rank_finalists(found.cut.count, DSV41_TOP_K - found.cut.above, lds);
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
-    if (static_cast<int>(float_bits(bins.values[i])) == cut_bin &&
+    if (static_cast<int>(float_bits(bins.values[i])) == cut_bin + 1 &&
         standing(key_of(tile.values[i]), tile.positions[i / 4] + i % 4) >= cut.least)
-      bins.values[i] = bits_float(0xffffffffu);
+      bins.values[i] = 0.0f;
   }
-  const BetterBin better = {cut_bin};
+  const BetterBin better = {cut_bin + 1};
   put_marked(bins, mark(bins, better), better, indices + cut.place,
              [](float, int column) { return static_cast<int32_t>(column); });
   return true;
