@@ -114,12 +114,19 @@ class _Harness(_Launched):
 
     def forbid(self, logits, ends):
         for row, end in zip(logits, ends, strict=True):
-            start = row.ctypes.data
-            self.harness.forbid(-(-(start + 4 * int(end)) // 16) * 16, start + 4 * row.size)
+            first_dead = -(-(row.ctypes.data + 4 * int(end)) // 16) * 16
+            self.harness.forbid(first_dead, self._last_of(row, logits))
 
     def allow(self, logits):
         for row in logits:
-            self.harness.allow(row.ctypes.data, row.ctypes.data + 4 * row.size)
+            self.harness.allow(row.ctypes.data, self._last_of(row, logits))
+
+    @staticmethod
+    def _last_of(row, logits):
+        # The last row may claim more than its block holds. What lies behind the block is another
+        # one's: outputs were forbidden, and red zones allowed.
+        block = held_by(logits)
+        return min(row.ctypes.data + 4 * row.size, block.ctypes.data + block.nbytes)
 
 
 class _Gfx942(_Launched):
