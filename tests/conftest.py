@@ -45,7 +45,9 @@ def pytest_addoption(parser):
         "--require-gpu", action="store_true", help="a test of rung 6 that is skipped has failed"
     )
     parser.addoption(
-        "--all-flavours", action="store_true", help="sanitizers, races and wave32 on fibres too"
+        "--all-flavours",
+        action="store_true",
+        help="sanitizers, races, fast-math and wave32 on fibres too: minutes more",
     )
     parser.addoption("--seed", type=int, default=41, help="of the fixture rng (41)")
 
