@@ -27,8 +27,10 @@ extern "C" {
  *
  *   end(r) = max(0, lens[r / repeat] + (draft ? r % repeat - repeat + 1 : 0)), clamped to the width
  *
- * seq_lens 2-D: repeat 1.  seq_lens 1-D: repeat next_n, draft 1.  visible: repeat row_repeat, draft
- * 0. */
+ *   seq_lens 2-D   repeat 1, draft 0
+ *   seq_lens 1-D   repeat next_n, draft 1
+ *   visible        repeat row_repeat, draft 0
+ */
 typedef struct Dsv41Ends {
   const int32_t* lens;
   int32_t repeat;
@@ -117,15 +119,15 @@ typedef struct Dsv41CandidateLogitsArgs {
   int32_t fp8; /* DSV41_E4M3FN or DSV41_E4M3FNUZ */
 } Dsv41CandidateLogitsArgs;
 
-/* ---- the CPU kernels: synchronous, thread-safe, no state
- * -------------------------------------------------------- */
-
+/* Status codes. Above 0 it is the GPU runtime's own. */
 enum {
   DSV41_OK = 0,
   DSV41_NO_MEMORY = -1,
   DSV41_NO_DEVICE = -2,
-  DSV41_NO_KERNEL = -3
-}; /* > 0: the GPU runtime's own code */
+  DSV41_NO_KERNEL = -3,
+};
+
+/* ---- the CPU kernels: synchronous, thread-safe, no state ------------------------------------- */
 
 int dsv41_cpu_top_k(const Dsv41TopKArgs* args);
 int dsv41_cpu_candidate_top_k(const Dsv41CandidateTopKArgs* args);
@@ -133,32 +135,25 @@ int dsv41_cpu_compact_top_k(const Dsv41CompactTopKArgs* args);
 int dsv41_cpu_candidate_blocks(const Dsv41CandidateBlocksArgs* args);
 int dsv41_cpu_candidate_logits(const Dsv41CandidateLogitsArgs* args);
 
-/* ---- the GPU runtime: one table, three fillings (runtime.c)
- * ---------------------------------------------------- */
+/* ---- the GPU runtime: one table, three fillings (runtime.c) ---------------------------------- */
 
-/* Every kernel of the code object. launch.c holds the names; runtime.c resolves each once per
- * device. */
+/* Every kernel of the code object: DSV41_KERNEL_GROUP_MAX is group_max_kernel, and so on. launch.c
+ * holds the names; runtime.c resolves each once per device. */
 enum Dsv41Kernel {
-  DSV41_KERNEL_GROUP_MAX,    /* group_max_kernel: maxima of column groups, all compute units on one
-                                pass of the row */
-  DSV41_KERNEL_TOP_K_SELECT, /* top_k_select_kernel: one workgroup a row, from maxima or from the
-                                row itself */
-  DSV41_KERNEL_COMPACT_SELECT,   /* compact_select_kernel */
-  DSV41_KERNEL_CANDIDATE_SELECT, /* candidate_select_kernel */
-  DSV41_KERNEL_RADIX_CHUNK,      /* radix_chunk_kernel: top 512 of a chunk, or of a whole row of one
-                                    chunk */
-  DSV41_KERNEL_RADIX_MERGE,      /* radix_merge_kernel */
-  DSV41_KERNEL_CANDIDATE_GATHER, /* candidate_gather_kernel: more than 32,768 candidates into
-                                    scratch */
-  DSV41_KERNEL_BLOCK_SCORES,     /* block_scores_kernel */
-  DSV41_KERNEL_BLOCK_SELECT,     /* block_select_kernel */
-  DSV41_KERNEL_CANDIDATE_LOGITS, /* candidate_logits_kernel (sm_90 and tests; gfx942 serves it from
-                                    Triton) */
+  DSV41_KERNEL_GROUP_MAX,        /* maxima of groups of columns, by all compute units */
+  DSV41_KERNEL_TOP_K_SELECT,     /* one workgroup a row, from maxima or from the row itself */
+  DSV41_KERNEL_COMPACT_SELECT,   /* the same for gathered rows */
+  DSV41_KERNEL_CANDIDATE_SELECT, /* the same for up to 32,768 candidates */
+  DSV41_KERNEL_RADIX_CHUNK,      /* the best 512 of a chunk, or of a row that is one chunk */
+  DSV41_KERNEL_RADIX_MERGE,      /* the best 512 of its chunks' winners */
+  DSV41_KERNEL_CANDIDATE_GATHER, /* more than 32,768 candidates into scratch */
+  DSV41_KERNEL_BLOCK_SCORES,     /* the largest logit of each block */
+  DSV41_KERNEL_BLOCK_SELECT,     /* the best blocks by it */
+  DSV41_KERNEL_CANDIDATE_LOGITS, /* sm_90 and tests; on gfx942 Triton's kernel serves: logits.c */
   DSV41_KERNEL_COUNT
 };
 
-/* The driver calls that HIP and CUDA share in shape. Every function returns 0 or the runtime's
- * code. */
+/* The driver calls that HIP and CUDA share in shape. Each returns 0 or the runtime's own code. */
 typedef struct Dsv41Runtime {
   const char* name;  /* "hip", "cuda", or the test double's */
   int dlpack_device; /* kDLROCM 10, kDLCUDA 2, the double: kDLCPU 1 */
@@ -192,10 +187,11 @@ typedef struct Dsv41Failure {
 
 const char* dsv41_kernel_name(int kernel);
 
-/* ---- the GPU launchers: plan from shapes and the device alone, then enqueue on the stream.
- * Nothing synchronises. - */
+/* ---- the GPU launchers (launch.c) ------------------------------------------------------------ */
 
-/* Scratch that the call needs, in bytes, 256-byte aligned; 0 for none. It may be freed in stream
+/* They plan from shapes and the device alone, then enqueue on the stream. Nothing synchronises. */
+
+/* Bytes of scratch that the call needs, 256-byte aligned; 0 for none. It may be freed in stream
  * order after the call. */
 size_t dsv41_top_k_scratch_bytes(const Dsv41Device* device, const Dsv41TopKArgs* args);
 size_t dsv41_candidate_top_k_scratch_bytes(const Dsv41Device* device,
@@ -216,22 +212,19 @@ int dsv41_candidate_blocks(const Dsv41Device* device, void* stream, void* scratc
 int dsv41_candidate_logits(const Dsv41Device* device, void* stream,
                            const Dsv41CandidateLogitsArgs* args, Dsv41Failure* failure);
 
-/* ---- runtime.c
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- finding a runtime, loading and launching (runtime.c) ------------------------------------ */
 
 /* Fill the table from the runtime library that the process already has (dlopen with RTLD_NOLOAD),
  * never load one. "hip" or "cuda"; NULL and a reason in `why` when it is not there or has no
  * device. Else `why` may hold its path. */
 const Dsv41Runtime* dsv41_runtime_find(const char* name, char* why, size_t why_size);
 
-/* The words for a code: the runtime's own for those above 0 ("hipErrorInvalidValue"), ours for the
- * DSV41_ ones. */
+/* The words for a code: above 0 the runtime's own ("hipErrorInvalidValue"), else ours. */
 const char* dsv41_error_text(const Dsv41Runtime* runtime, int code);
 
-/* Load the code object on `ordinal` and resolve the kernels. 0, or a code with failure->kernel
- * naming the step. A kernel that get_function does not find (500 in both runtimes) is NULL; none at
- * all is DSV41_NO_KERNEL. */
+/* Load the code object on `ordinal` and resolve the kernels. 0, or a code; failure->kernel then
+ * names the step. A kernel that get_function does not find (500 in both runtimes) is NULL; if none
+ * is found, that is DSV41_NO_KERNEL. */
 int dsv41_device_load(const Dsv41Runtime* runtime, int ordinal, const void* image,
                       Dsv41Device* device, Dsv41Failure* failure);
 
@@ -241,17 +234,16 @@ int dsv41_device_load(const Dsv41Runtime* runtime, int ordinal, const void* imag
 int dsv41_device_launch(const Dsv41Device* device, int kernel, unsigned grid_x, unsigned grid_y,
                         unsigned block_x, void* stream, const void* args, Dsv41Failure* failure);
 
-/* The same for a function of another module (candidate logits compiled by Triton): params point at
- * the arguments. */
+/* The same for a function of another module (candidate logits compiled by Triton); `params` point
+ * at the arguments. */
 int dsv41_function_launch(const Dsv41Runtime* runtime, int ordinal, void* function,
                           const char* name, unsigned grid_x, unsigned grid_y, unsigned block_x,
                           unsigned lds_bytes, void* stream, void** params, Dsv41Failure* failure);
 
-/* ---- logits.c: candidate logits compiled by Triton for gfx942 (dsv41topk/_logits.py provides the
- * code object) ---- */
+/* ---- candidate logits as Triton compiled them for gfx942 (logits.c) -------------------------- */
 
-/* One compiled kernel on one device. It serves one (heads, page_size, block_size, one end per row
- * or per request). */
+/* One compiled kernel on one device, of a code object that dsv41topk/_logits.py made. It serves one
+ * set of heads, page_size and block_size, with one end per row or one per request. */
 typedef struct Dsv41LogitsKernel {
   const Dsv41Runtime* runtime;
   int ordinal;
@@ -266,8 +258,8 @@ int dsv41_logits_load(const Dsv41Runtime* runtime, int ordinal, const void* imag
                       unsigned threads, unsigned lds_bytes, Dsv41LogitsKernel* kernel,
                       Dsv41Failure* failure);
 
-/* Whether the compiled kernel takes these arguments: FP8 format, 16-byte alignment of q, cache and
- * pages, sizes. */
+/* Whether the compiled kernel takes these arguments: FP8 format, sizes, and q, cache and pages at
+ * 16-byte boundaries. */
 int dsv41_logits_serves(const Dsv41CandidateLogitsArgs* args);
 
 int dsv41_logits_launch(const Dsv41LogitsKernel* kernel, void* stream,

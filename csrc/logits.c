@@ -5,8 +5,8 @@
  *
  * Triton's own launcher costs microseconds of Python a call. The code object it made is an ordinary
  * one, so it is loaded and launched through the runtime table like every other kernel. The order of
- * the arguments is SIGNATURE in cand_logits.py, and _logits.py compares it with the code object's
- * own metadata before a kernel comes here.
+ * the arguments is SIGNATURE in _logits.py, which compares it with the code object's own metadata
+ * before a kernel comes here.
  */
 #include <limits.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "abi.h"
 
 enum { kPlainThreads = 256 }; /* kThreads in candidate_logits.hip: one slot a lane */
-enum { kTileSlots = 128 };    /* TILE in cand_logits.py: slots of one workgroup */
+enum { kTileSlots = 128 };    /* TILE in _logits.py: slots of one workgroup */
 enum { kHeadSize = 128 };     /* bytes of a key */
 enum { kLoadBytes = 16 };     /* queries and keys are loaded 16 bytes at a time */
 enum { kMaxGridY = 65535 };   /* gfx942 packs the y and z workgroup ids into one register */

@@ -35,8 +35,7 @@
 /* What a clone calls must be inlined into it, or it is compiled for the default width. */
 #define DSV41_INLINE static inline __attribute__((always_inline))
 
-/* Before a loop of 16: gcc unrolls it in full first and then fails to make vectors of the pieces
- * (gcc 12). */
+/* Before a loop of 16: gcc 12 unrolls it in full first, then makes no vectors of the pieces. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define DSV41_KEEP_LOOP _Pragma("GCC unroll 1")
 #else
@@ -59,7 +58,7 @@ DSV41_INLINE uint32_t raw_key(uint32_t bits) {
   return ordered - 0x807fffffu;
 }
 
-/* All NaN equal, +0 equal to -0. Never larger than the raw key, so a raw key under a bound needs no
+/* All NaN equal, +0 equal to -0. Never larger than the raw key: one that is under a bound needs no
  * second look. */
 DSV41_INLINE uint32_t equal_key(uint32_t raw) {
   if (raw > kKeyNan) return kKeyNan;

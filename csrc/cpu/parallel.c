@@ -18,8 +18,7 @@ enum { kMaxThreads = 256 };
 static int usable_cpus(void) {
 #ifdef __linux__
   cpu_set_t cpus;
-  /* Fails on a machine with more CPUs than cpu_set_t has bits; the count of all CPUs serves there.
-   */
+  /* Fails where there are more CPUs than cpu_set_t has bits; the count of all serves there. */
   if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return CPU_COUNT(&cpus);
 #endif
   const long count = sysconf(_SC_NPROCESSORS_ONLN);

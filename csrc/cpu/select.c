@@ -73,8 +73,7 @@ DSV41_CLONES static void fold(const uint32_t* keys, int64_t n, int64_t folds, ui
 
 uint32_t dsv41_lower_bound(const uint32_t* keys, int64_t n, int64_t k, uint32_t* spare) {
   if (n < k) return 0;
-  /* 2 k to 4 k maxima are enough: on random rows their k-th leaves about a third more than k keys.
-   */
+  /* 2 k to 4 k maxima are enough: of random rows, their k-th leaves about a third more than k. */
   const int64_t folds = n / (2 * k);
   if (folds > 1) {
     n /= folds;
@@ -141,8 +140,7 @@ void dsv41_best_reduce(Best* best) {
     kept += keep;
   }
   best->count = kept;
-  /* A later pair equal to the cut loses where columns ascend; elsewhere its column may still be the
-   * lower one. */
+  /* A later pair equal to the cut loses where columns ascend; else its column may be the lower. */
   if (best->by_column && cut.need) {
     best_raise(best, cut.cut);
   } else {
@@ -226,8 +224,8 @@ enum {
   /* 2^19 columns take about 100 us, starting and joining a thread 30 to 60 (two cores of an EPYC
    * 9004, virtual machine), and milliseconds where other processes want the other cores. */
   kColsPerThread = 1 << 19,
-  kPieceCols = 1 << 15, /* a guess: a smaller piece's own select costs more than its share of the
-                           reading saves */
+  /* A guess: a smaller piece's own select costs more than its share of the reading saves. */
+  kPieceCols = 1 << 15,
 };
 
 typedef struct PiecesJob {
@@ -272,8 +270,7 @@ static void select_piece(void* job_pointer, int64_t index, void* scratch) {
   memcpy(job->keys + slot * p->k, best.keys, (size_t)best.count * sizeof *best.keys);
   memcpy(job->columns + slot * p->k, best.columns, (size_t)best.count * sizeof *best.columns);
   job->counts[slot] = best.count;
-  /* Release our winners, acquire the others': the thread that brings the count to 0 reads them all.
-   */
+  /* Release our winners, acquire the others': the thread that counts the last piece reads them. */
   if (atomic_fetch_add_explicit(&job->left[row], 1, memory_order_acq_rel) + 1 < split) return;
   dsv41_best_init(&best, p->k, 0, scratch);
   best.bound = p->first_bound;
@@ -297,8 +294,7 @@ int dsv41_select_pieces(const Pieces* p) {
   if (p->rows == 0 || p->k == 0) return DSV41_OK;
   const int threads = dsv41_cpu_threads(total * p->columns_per_item, kColsPerThread);
   PiecesJob job = {.pieces = p};
-  /* Rows times pieces is a multiple of the threads, so that no thread waits while another does a
-   * row alone. */
+  /* Rows times pieces is a multiple of the threads: none waits while another does a row alone. */
   job.split =
       p->rows >= 4 * (int64_t)threads ? 1 : threads / greatest_common_divisor(p->rows, threads);
   const int64_t worth = ceil_div(longest * p->columns_per_item, kPieceCols);

@@ -31,8 +31,7 @@ typedef struct Best {
 
 enum {
   kBestSlack = 64,      /* pairs that may be added before the next look at `capacity` */
-  kBestCapacity = 4096, /* pairs beyond k: small enough to be reduced in the L1 cache, rarely filled
-                           by random rows */
+  kBestCapacity = 4096, /* pairs beyond k: reduced in the L1 cache, rarely filled by random rows */
 };
 
 /* Bytes of a Best's arrays, and their carving out of `scratch`; returns what is left of it. */
@@ -63,13 +62,12 @@ DSV41_INLINE void best_make_room(Best* best) {
   if (best->count > best->capacity) dsv41_best_reduce(best);
 }
 
-/* Adds n pairs in slot order: raw keys with their columns, or, where `columns` is NULL, with first,
- * first + 1, ... */
+/* Adds n pairs in slot order: raw keys with their columns, which are first, first + 1, ... where
+ * `columns` is NULL. */
 void dsv41_best_add(Best* best, const uint32_t* raw, const int32_t* columns, int64_t first,
                     int64_t n);
 
-/* One bit per key that reaches the bound. A loop that compilers turn into a compare and a few
- * reductions. */
+/* One bit per key that reaches the bound. Compilers turn the loop into a compare and reductions. */
 DSV41_INLINE uint32_t reaching(const uint32_t* raw, uint32_t bound) {
   uint32_t mask = 0;
   DSV41_KEEP_LOOP
@@ -102,8 +100,8 @@ void dsv41_group_max(const AnyBits* columns, int64_t groups, int64_t group, uint
 
 /* ---- rows in pieces -------------------------------------------------------------------------- */
 
-/* Offers items [first, last) of a row (columns or blocks) to `best`. `scratch`:
- * Pieces.scratch_bytes of this thread. */
+/* Offers items [first, last) of a row (columns or blocks) to `best`. `scratch` is this thread's,
+ * Pieces.scratch_bytes long. */
 typedef void (*Dsv41PieceSelect)(const void* args, int64_t row, int64_t first, int64_t last,
                                  Best* best, char* scratch);
 

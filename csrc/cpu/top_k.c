@@ -57,8 +57,7 @@ DSV41_CLONES static int64_t coarse_maxima(const uint32_t* fine, int64_t n, uint3
   return reaching;
 }
 
-/* From 1,024 to 2,047 groups: columns i, i + groups, i + 2 groups, ... `spare` holds their maxima.
- */
+/* 1,024 to 2,047 groups: columns i, i + groups, i + 2 groups, ... `spare` holds their maxima. */
 DSV41_CLONES static uint32_t bound_of_strided_groups(const AnyBits* in, int64_t n,
                                                      uint32_t* spare) {
   const int64_t folds = n / (2 * DSV41_TOP_K), groups = n / folds;
@@ -142,8 +141,7 @@ int dsv41_cpu_top_k(const Dsv41TopKArgs* args) {
 
 enum { kTileSlots = 16384 + 64, kSlotStep = 64, kSlotsPerThread = 1 << 17 };
 
-/* Live slots, waiting to be offered together: the lower bound of a tile spares most of them the way
- * through Best. */
+/* Live slots, to be offered together: a tile's lower bound keeps most of them out of Best. */
 typedef struct SlotTile {
   int64_t count;
   uint32_t keys[kTileSlots];
@@ -252,8 +250,8 @@ DSV41_INLINE void append_slots(SlotTile* tile, const AnyBits* logits, const AnyI
 
 DSV41_CLONES static void compact_row(void* args_pointer, int64_t row, void* scratch) {
   const Dsv41CompactTopKArgs* args = args_pointer;
-  /* The ids name columns of a row whose width is not known here; only short rows are told apart by
-   * their end. */
+  /* The ids name columns of a row whose width is not known here, and its end only tells whether it
+   * is a short one. */
   const int64_t end = row_end(&args->ends, row, INT32_MAX);
   AnyInt32* out = (AnyInt32*)args->indices + row * args->indices_stride;
   if (end <= DSV41_TOP_K) {

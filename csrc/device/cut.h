@@ -182,8 +182,7 @@ DSV41_INLINE void for_tiles(const Source& source, uint32_t (&bits)[kTileItems], 
   }
 }
 
-/* ---- bins that are linear in the value
- * ---------------------------------------------------------------------- */
+/* ---- bins that are linear in the value ------------------------------------------------------- */
 
 /* bin * 4 of a value, monotone in it: -inf and what is under the range in bin 0, NaN and what is
  * above in the last. The sum lies at 2^k, where a bin is 4 units of the last place, so that its low
@@ -264,8 +263,7 @@ DSV41_INLINE LinearBins choose_bins(const Sample& sample, bool few) {
   return {scale, bits_float(LinearBins::kZero) + 1.0f - low * scale, 0};
 }
 
-/* The bin of the need-th best, found by each wave for itself. count 0: fewer than `need` are in the
- * bins. */
+/* The bin of the need-th best, found by each wave for itself. count 0: the bins hold fewer. */
 DSV41_INLINE CutBin find_bin(const int* bins, int need) {
   constexpr int kPerLane = kCutBins / kWaveSize;
   /* Lane 0 has the top bins, so that an inclusive scan counts from the best key. */
@@ -292,8 +290,7 @@ DSV41_INLINE void clear_bins(CutLds& lds) {
   if (thread_id() == 0) lds.listed_count = 0;
 }
 
-/* ---- ranking a few
- * ------------------------------------------------------------------------------------------ */
+/* ---- ranking a few --------------------------------------------------------------------------- */
 
 /* One number to rank by: better keys first, of equal ones the lowest id. */
 DSV41_INLINE uint64_t listing(uint32_t key, int id) {
@@ -345,8 +342,7 @@ DSV41_INLINE Cut rank_listed(const Source& source, int need, CutLds& lds) {
           uniform(static_cast<int>(0xffffffffu - static_cast<uint32_t>(entry)))};
 }
 
-/* ---- any values
- * --------------------------------------------------------------------------------------------- */
+/* ---- any values ------------------------------------------------------------------------------ */
 
 struct Survey {
   uint32_t low, high;
@@ -624,9 +620,7 @@ DSV41_INLINE int emit_chosen(const Source& source, uint32_t (&bits)[kTileItems],
   return before;
 }
 
-/* ---- all of it
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 /* Calls emit(rank, position, bits) for each of the best `want` values, in the order of positions,
  * and returns how many they are. */

@@ -33,8 +33,7 @@ extern "C" __attribute__((weak)) unsigned char __stop_dsv41_lds[];
 namespace harness {
 namespace {
 
-// ---- fibres
-// ---------------------------------------------------------------------------------------------------------
+// ---- fibres -------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
 // swapcontext makes a system call each time for the signal mask: 20 times the cost of these few
@@ -256,8 +255,7 @@ void make_stacks() {
   }
 }
 
-// ---- a workgroup
-// ----------------------------------------------------------------------------------------------------
+// ---- a workgroup --------------------------------------------------------------------------------
 
 void describe(const Lane& lane, char (&text)[256]) {
   if (lane.state == State::kDone)
@@ -354,8 +352,7 @@ void run_workgroup(std::mt19937_64& random) {
   }
 }
 
-// ---- faults
-// ---------------------------------------------------------------------------------------
+// ---- faults -------------------------------------------------------------------------------------
 
 #if defined(__SANITIZE_ADDRESS__)
 struct FaultHandler {};  // ASan's own report is better
@@ -400,8 +397,7 @@ class FaultHandler {
 };
 #endif
 
-// ---- the runtime double
-// ---------------------------------------------------------------------------------------------
+// ---- the runtime double -------------------------------------------------------------------------
 
 constexpr int kErrorDivergence = 719;  // any positive code: the text says what happened
 
