@@ -16,7 +16,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DSV41_ABI_VERSION 1
 #define DSV41_TOP_K 512
 
 #ifdef __cplusplus

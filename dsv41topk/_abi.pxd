@@ -5,14 +5,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 
 cdef extern from "abi.h" nogil:
-    const int DSV41_ABI_VERSION
     const int DSV41_TOP_K
     const int DSV41_E4M3FN
     const int DSV41_E4M3FNUZ
-    const int DSV41_OK
     const int DSV41_NO_MEMORY
-    const int DSV41_NO_DEVICE
-    const int DSV41_NO_KERNEL
 
     ctypedef struct Dsv41Ends:
         const int32_t* lens
@@ -101,9 +97,7 @@ cdef extern from "abi.h" nogil:
         int (*arch)(int device, char* text, size_t size) noexcept nogil
 
     ctypedef struct Dsv41Device:
-        const Dsv41Runtime* runtime
-        int ordinal
-        int compute_units
+        pass
 
     ctypedef struct Dsv41Failure:
         int code
@@ -150,7 +144,7 @@ cdef extern from "abi.h" nogil:
     )
 
     ctypedef struct Dsv41LogitsKernel:
-        int ordinal
+        pass
 
     int dsv41_logits_load(
         const Dsv41Runtime* runtime, int ordinal, const void* image, const char* name,

@@ -75,7 +75,6 @@ struct Cut {
   int id;
 };
 
-DSV41_INLINE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 DSV41_INLINE uint32_t key_of_bits(uint32_t bits) { return key_of_number(bits_float(bits)); }
 
 /* ---- values ---------------------------------------------------------------------------------- */

@@ -25,9 +25,12 @@ DSV41_INLINE uint32_t key_of_number(float value) {
   return key == 0x7fffffffu ? 0x80000000u : key; /* -0 */
 }
 
-/* The key of any value. NaN is found by its bits. */
+/* By its bits: a compiler may take it that no value is NaN. */
+DSV41_INLINE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+
+/* The key of any value. */
 DSV41_INLINE uint32_t key_of(float value) {
-  return (float_bits(value) & 0x7fffffffu) > 0x7f800000u ? kKeyNan : key_of_number(value);
+  return is_nan(float_bits(value)) ? kKeyNan : key_of_number(value);
 }
 
 /* The value of a number's key. */

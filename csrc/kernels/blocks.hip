@@ -18,6 +18,7 @@
 #include "device/params.h"
 #include "device/platform.h"
 #include "device/row.h"
+#include "device/wave.h"
 #include "tuning.h"
 
 namespace dsv41 {
@@ -49,7 +50,7 @@ DSV41_KERNEL(kBlockScoreThreads) void block_scores_kernel(BlocksParams params) {
   const int lanes = params.lanes ? params.lanes : 1;
   const int blocks_of_wave = kWaveSize / lanes;
   const int waves = kBlockScoreThreads / kWaveSize;
-  const int number = workgroup_y() * waves + uniform(thread_id() / kWaveSize);
+  const int number = workgroup_y() * waves + wave_id();
   const float* logits = args.logits + row * args.logits_stride;
   float* scores = params.scores + row * params.scores_stride;
   for (int64_t first = static_cast<int64_t>(number) * blocks_of_wave; first < blocks;

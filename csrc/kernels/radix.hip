@@ -82,7 +82,7 @@ DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
           if (rank < DSV41_TOP_K) indices[rank] = source.rank_id(position);
         },
         lds);
-    for (int i = chosen + thread_id(); i < DSV41_TOP_K; i += kCutThreads) indices[i] = -1;
+    fill_rest(indices, chosen, kCutThreads);
     return;
   }
   const int pieces = choose_pieces(end, params.max_pieces, params.min_chunk);

@@ -24,8 +24,7 @@ enum {
   kGprIndexMode = 249,
   kGprIndex = 250,
   kPc = 256,
-  kScratchStride = 259,
-  kHwId = 248
+  kHwId = 248,
 };
 
 enum Memory { kNoMemory, kLds, kLdsAtomic, kGlobal };

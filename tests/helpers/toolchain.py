@@ -41,7 +41,7 @@ class Tree:
         self.script.write_bytes((REPOSITORY / "dsv41topk" / "_build.py").read_bytes())
         kernel = 'extern "C" __attribute__((global)) void {}_kernel(int* p) {{ *p = kWaves; }}\n'
         for name, text in {
-            "abi.h": "#define DSV41_ABI_VERSION 1\n",
+            "abi.h": "#define DSV41_TOP_K 512\n",
             "launch.c": "int host;\n",
             "device/platform.h": "#pragma once\nconstexpr int kWaves = 16;\n",
             "kernels/first.hip": '#include "device/platform.h"\n' + kernel.format("first"),
