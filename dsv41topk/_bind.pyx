@@ -288,26 +288,23 @@ cdef int take_matrix(
     return ACCEPTED
 
 
-cdef int take_ends(
-    object value, const char* name, int64_t rows, int32_t repeat, bint draft, Dsv41Ends* ends,
-    Span* span, Call* call
+cdef int take_seq_lens(
+    object seq_lens, int64_t rows, int32_t next_n, Dsv41Ends* ends, Span* span, Call* call
 ) except -1:
     """Take seq_lens, 2-D with an end for each row or 1-D with a length for each request."""
     cdef Tensor tensor
     cdef int64_t count
-    cdef int answer = take(value, name, READS, INT32, ONE_OR_TWO, &tensor, call)
+    cdef int answer = take(seq_lens, "seq_lens", READS, INT32, ONE_OR_TWO, &tensor, call)
     if answer != ACCEPTED:
         return answer
     if is_contiguous(&tensor, call) != ACCEPTED:
         return REJECT_STRIDE
     count = size_of(&tensor.view)
-    if tensor.view.ndim == 2:
-        repeat, draft = 1, 0
-    if count * repeat < rows:
-        return refuse(call, REJECT_ENDS, "", rows, count * repeat)
     ends.lens = <const int32_t*> tensor.data
-    ends.repeat = repeat
-    ends.draft = draft
+    ends.draft = tensor.view.ndim == 1
+    ends.repeat = next_n if ends.draft else 1
+    if count * ends.repeat < rows:
+        return refuse(call, REJECT_ENDS, "", rows, count * ends.repeat)
     span_of(&tensor, 1, count * 4, span)
     return ACCEPTED
 
@@ -347,32 +344,34 @@ cdef inline int apart(const Span* written, const Span* read, Call* call, const c
 # ---- the calls -----------------------------------------------------------------------------------
 
 cdef int take_logits(
-    object logits, Tensor* tensor, Span* span, int32_t* rows, int64_t* stride, int64_t* width,
+    object logits, Span* span, int32_t* rows, int64_t* stride, int64_t* width,
     const float** data, Call* call
 ) except -1:
-    cdef int answer = take_matrix(logits, "logits", READS, FLOAT32, 0, 0, tensor, call)
+    cdef Tensor tensor
+    cdef int answer = take_matrix(logits, "logits", READS, FLOAT32, 0, 0, &tensor, call)
     if answer != ACCEPTED:
         return answer
     rows[0] = tensor.view.shape[0]
     width[0] = tensor.view.shape[1]
     stride[0] = tensor.strides[0]
     data[0] = <const float*> tensor.data
-    span_of(tensor, rows[0], width[0] * 4, span)
+    span_of(&tensor, rows[0], width[0] * 4, span)
     return ACCEPTED
 
 
 cdef int take_indices(
-    object value, const char* name, int32_t rows, int64_t columns, int32_t** data,
-    int64_t* stride, Span* span, Call* call
+    object indices, int32_t rows, int32_t** data, int64_t* stride, Span* span, Call* call
 ) except -1:
-    """Take what a call writes: [>= rows, >= columns] of int32."""
+    """Take what a selection writes: the first 512 columns of each row."""
     cdef Tensor tensor
-    cdef int answer = take_matrix(value, name, WRITES, INT32, rows, columns, &tensor, call)
+    cdef int answer = take_matrix(
+        indices, "indices", WRITES, INT32, rows, DSV41_TOP_K, &tensor, call
+    )
     if answer != ACCEPTED:
         return answer
     data[0] = <int32_t*> tensor.data
     stride[0] = tensor.strides[0]
-    span_of(&tensor, rows, columns * 4, span)
+    span_of(&tensor, rows, DSV41_TOP_K * 4, span)
     return ACCEPTED
 
 
@@ -380,7 +379,6 @@ cdef int bind_top_k(
     object logits, object next_n, object seq_lens, object indices, object max_blocks,
     object min_chunk, object register_select, Dsv41TopKArgs* args, Call* call
 ) except -1:
-    cdef Tensor tensor
     cdef Span read, lens, written
     cdef int32_t repeat
     cdef int answer = bind_count(next_n, "next_n", 1, &repeat, call)
@@ -397,16 +395,15 @@ cdef int bind_top_k(
             return answer
         args.register_select = bool(register_select)
     answer = take_logits(
-        logits, &tensor, &read, &args.rows, &args.logits_stride, &args.width, &args.logits, call
+        logits, &read, &args.rows, &args.logits_stride, &args.width, &args.logits, call
     )
     if answer != ACCEPTED:
         return answer
-    answer = take_ends(seq_lens, "seq_lens", args.rows, repeat, True, &args.ends, &lens, call)
+    answer = take_seq_lens(seq_lens, args.rows, repeat, &args.ends, &lens, call)
     if answer != ACCEPTED:
         return answer
     answer = take_indices(
-        indices, "indices", args.rows, DSV41_TOP_K, &args.indices, &args.indices_stride,
-        &written, call,
+        indices, args.rows, &args.indices, &args.indices_stride, &written, call
     )
     if answer != ACCEPTED:
         return answer
@@ -438,7 +435,6 @@ cdef int bind_candidate_top_k(
     object logits, object next_n, object seq_lens, object candidates, object block_size,
     object indices, Dsv41CandidateTopKArgs* args, Call* call
 ) except -1:
-    cdef Tensor tensor
     cdef Span read, lens, listed, written
     cdef int32_t repeat
     cdef int answer = bind_count(next_n, "next_n", 1, &repeat, call)
@@ -448,11 +444,11 @@ cdef int bind_candidate_top_k(
     if answer != ACCEPTED:
         return answer
     answer = take_logits(
-        logits, &tensor, &read, &args.rows, &args.logits_stride, &args.width, &args.logits, call
+        logits, &read, &args.rows, &args.logits_stride, &args.width, &args.logits, call
     )
     if answer != ACCEPTED:
         return answer
-    answer = take_ends(seq_lens, "seq_lens", args.rows, repeat, True, &args.ends, &lens, call)
+    answer = take_seq_lens(seq_lens, args.rows, repeat, &args.ends, &lens, call)
     if answer != ACCEPTED:
         return answer
     answer = take_candidates(
@@ -462,8 +458,7 @@ cdef int bind_candidate_top_k(
     if answer != ACCEPTED:
         return answer
     answer = take_indices(
-        indices, "indices", args.rows, DSV41_TOP_K, &args.indices, &args.indices_stride,
-        &written, call,
+        indices, args.rows, &args.indices, &args.indices_stride, &written, call
     )
     if answer != ACCEPTED:
         return answer
@@ -507,12 +502,11 @@ cdef int bind_compact_top_k(
         return REJECT_SIZE
     if is_contiguous(&ids, call) != ACCEPTED:
         return REJECT_STRIDE
-    answer = take_ends(seq_lens, "seq_lens", args.rows, repeat, True, &args.ends, &lens, call)
+    answer = take_seq_lens(seq_lens, args.rows, repeat, &args.ends, &lens, call)
     if answer != ACCEPTED:
         return answer
     answer = take_indices(
-        indices, "indices", args.rows, DSV41_TOP_K, &args.indices, &args.indices_stride,
-        &written, call,
+        indices, args.rows, &args.indices, &args.indices_stride, &written, call
     )
     if answer != ACCEPTED:
         return answer
@@ -565,7 +559,7 @@ cdef inline int bind_blocks(
     if answer != ACCEPTED:
         return answer
     answer = take_logits(
-        logits, &tensor, &read, &args.rows, &args.logits_stride, &args.width, &args.logits, call
+        logits, &read, &args.rows, &args.logits_stride, &args.width, &args.logits, call
     )
     if answer != ACCEPTED:
         return answer
@@ -675,8 +669,8 @@ cdef int take_scoring(
     args.weights_stride = tensor.strides[0]
     span_of(&tensor, args.rows, args.heads * 4, &spans[2])
 
-    answer = take_ends(
-        seq_lens, "seq_lens", args.rows, args.rows_per_request, True, &args.ends, &spans[3], call
+    answer = take_seq_lens(
+        seq_lens, args.rows, args.rows_per_request, &args.ends, &spans[3], call
     )
     if answer != ACCEPTED:
         return answer
@@ -766,8 +760,7 @@ cdef int bind_candidate_logits_top_k(
     if answer != ACCEPTED:
         return answer
     answer = take_indices(
-        indices, "indices", args.rows, DSV41_TOP_K, &select.indices, &select.indices_stride,
-        &written, call,
+        indices, args.rows, &select.indices, &select.indices_stride, &written, call
     )
     if answer != ACCEPTED:
         return answer
