@@ -151,7 +151,7 @@ def candidate_logits_kernel(
     EndsPerRow: gl.constexpr,
     Fused: gl.constexpr,
 ):
-    """Score 128 candidate slots of one row; see CONTRACT, candidate_logits."""
+    """Score 128 candidate slots of one row: `candidate_logits` of reference.py."""
     # Two 16-column tiles a wave side by side, as in the dense kernel's stages.
     if _Use_2d_instr_shape_mfma_layout:
         mfma_layout: gl.constexpr = gl.amd.AMDMFMALayout(

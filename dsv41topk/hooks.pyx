@@ -3,7 +3,7 @@
 """The hooks in front of vLLM's decode path.
 
 True: the whole result was enqueued on the caller's stream. False: nothing was written, and nothing
-was enqueued; the caller runs its own op. They never raise. See CONTRACT, Hooks.
+was enqueued; the caller runs its own op. They never raise.
 """
 
 from cpython.object cimport PyObject

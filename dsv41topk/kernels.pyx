@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels as calls: they run where their tensors are, and say in words what they cannot take.
 
-See CONTRACT, Kernels, for what each computes.
+What each computes, to the last tie and NaN, is the function of its name in reference.py.
 """
 
 from dsv41topk._abi cimport (
@@ -34,6 +34,7 @@ from dsv41topk._runtime cimport (
     CANDIDATE_TOP_K_512,
     COMPACT_TOP_K,
     TOP_K,
+    Launcher,
     launch_exception,
     logits_exception,
     run,
@@ -54,6 +55,15 @@ cdef int require(str call_name, int answer, Call* call, const Dsv41Failure* fail
     if answer == NO_LOGITS_KERNEL or answer == NOT_DURING_CAPTURE:
         raise logits_exception(call_name, answer, call)
     raise exception(call_name, answer, call)
+
+
+cdef inline int launch(
+    str call_name, int bound, Launcher launcher, const void* args, Call* call
+) except -1:
+    """Run a call whose arguments were bound; raise what went wrong with it or with them."""
+    cdef Dsv41Failure failure
+    cdef int answer = run(launcher, args, call, &failure) if bound == ACCEPTED else bound
+    return require(call_name, answer, call, &failure)
 
 
 def top_k_per_row_decode_512(
@@ -89,7 +99,6 @@ def top_k_per_row_decode_512(
     """
     cdef Call call
     cdef Dsv41TopKArgs args
-    cdef Dsv41Failure failure
     cdef int answer
     if max_blocks is None:
         raise TypeError("top_k_per_row_decode_512: max_blocks must be an integer, got None")
@@ -98,9 +107,7 @@ def top_k_per_row_decode_512(
         answer = bind_top_k(
             logits, next_n, seq_lens, indices, max_blocks, min_chunk, register_select, &args, &call
         )
-        if answer == ACCEPTED:
-            answer = run(TOP_K, &args, &call, &failure)
-        require("top_k_per_row_decode_512", answer, &call, &failure)
+        launch("top_k_per_row_decode_512", answer, TOP_K, &args, &call)
     finally:
         finish(&call)
 
@@ -136,16 +143,13 @@ def candidate_top_k_512(
     """
     cdef Call call
     cdef Dsv41CandidateTopKArgs args
-    cdef Dsv41Failure failure
     cdef int answer
     begin(&call, 0)
     try:
         answer = bind_candidate_top_k(
             logits, next_n, seq_lens, candidates, block_size, indices, &args, &call
         )
-        if answer == ACCEPTED:
-            answer = run(CANDIDATE_TOP_K_512, &args, &call, &failure)
-        require("candidate_top_k_512", answer, &call, &failure)
+        launch("candidate_top_k_512", answer, CANDIDATE_TOP_K_512, &args, &call)
     finally:
         finish(&call)
 
@@ -156,16 +160,13 @@ cdef int compact_top_k(
 ) except -1:
     cdef Call call
     cdef Dsv41CompactTopKArgs args
-    cdef Dsv41Failure failure
     cdef int answer
     begin(&call, 0)
     try:
         answer = bind_compact_top_k(
             compact_logits, compact_ids, seq_lens, next_n, indices, register_select, &args, &call
         )
-        if answer == ACCEPTED:
-            answer = run(COMPACT_TOP_K, &args, &call, &failure)
-        require(call_name, answer, &call, &failure)
+        launch(call_name, answer, COMPACT_TOP_K, &args, &call)
     finally:
         finish(&call)
     return 0
@@ -263,14 +264,11 @@ def candidate_blocks(
     """
     cdef Call call
     cdef Dsv41CandidateBlocksArgs args
-    cdef Dsv41Failure failure
     cdef int answer
     begin(&call, 0)
     try:
         answer = bind_candidate_blocks(logits, visible, row_repeat, block_size, out, &args, &call)
-        if answer == ACCEPTED:
-            answer = run(CANDIDATE_BLOCKS, &args, &call, &failure)
-        require("candidate_blocks", answer, &call, &failure)
+        launch("candidate_blocks", answer, CANDIDATE_BLOCKS, &args, &call)
     finally:
         finish(&call)
 

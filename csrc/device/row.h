@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where a row ends (CONTRACT: end of row), and what a short row gets.
+ * Where a row ends, and what a short row gets.
  */
 #ifndef DSV41TOPK_DEVICE_ROW_H_
 #define DSV41TOPK_DEVICE_ROW_H_
