@@ -216,6 +216,26 @@ static int hip_device_count(int* count) { return hip_result(hip.get_device_count
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
 
+/* CUlaunchAttribute and CUlaunchConfig of CUDA 12. */
+typedef struct CudaLaunchAttribute {
+  int id;
+  int pad;
+  union {
+    int programmatic_stream_serialization;
+    char bytes[64];
+  } value;
+} CudaLaunchAttribute;
+
+typedef struct CudaLaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, lds_bytes;
+  void* stream;
+  CudaLaunchAttribute* attributes;
+  unsigned attribute_count;
+} CudaLaunchConfig;
+
+_Static_assert(sizeof(CudaLaunchAttribute) == 72 && sizeof(CudaLaunchConfig) == 56,
+               "the driver's own sizes");
+
 static struct {
   int (*init)(unsigned flags);
   int (*device_get_count)(int* count);
@@ -230,6 +250,8 @@ static struct {
   int (*launch_kernel)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes,
                        void* stream, void** params, void** extra);
+  int (*launch_kernel_ex)(const CudaLaunchConfig* config, void* function, void** params,
+                          void** extra);
   int (*thread_exchange_stream_capture_mode)(int* mode);
   int (*get_error_name)(int code, const char** name);
 } cuda;
@@ -246,6 +268,7 @@ static const Symbol kCudaSymbols[] = {
     {(void**)&cuda.module_load_data, "cuModuleLoadData", 0},
     {(void**)&cuda.module_get_function, "cuModuleGetFunction", 0},
     {(void**)&cuda.launch_kernel, "cuLaunchKernel", 0},
+    {(void**)&cuda.launch_kernel_ex, "cuLaunchKernelEx", 1},
     {(void**)&cuda.thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode", 1},
     {(void**)&cuda.get_error_name, "cuGetErrorName", 0},
 };
@@ -321,8 +344,15 @@ static int cuda_get_function(void* module, const char* name, void** function) {
 static int cuda_launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes,
                        void* stream, void** params, void** extra) {
-  return cuda.launch_kernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, lds_bytes,
-                            stream, params, extra);
+  enum { kProgrammaticStreamSerialization = 6 };
+  if (cuda.launch_kernel_ex == NULL)
+    return cuda.launch_kernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                              lds_bytes, stream, params, extra);
+  CudaLaunchAttribute overlap = {.id = kProgrammaticStreamSerialization,
+                                 .value.programmatic_stream_serialization = 1};
+  CudaLaunchConfig config = {grid_x,  grid_y,    grid_z, block_x,  block_y,
+                             block_z, lds_bytes, stream, &overlap, 1};
+  return cuda.launch_kernel_ex(&config, function, params, extra);
 }
 
 static const char* cuda_error_text(int code) {

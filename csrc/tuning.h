@@ -13,11 +13,12 @@
 enum {
   kSelectThreads =
       512, /* 5,900 issue clocks against 6,300 of 1,024 threads at 16,384 columns (rung 5) */
-  kOfferSlack = 3,   /* lanes above the quota that end the search for a wave's offer: a guess */
-  kLowestPivots = 6, /* nine of ten offers are found by then */
+  kOfferSlack = 3,  /* maxima above the quota that end the search for a wave's offer: a guess */
+  kOfferSteps = 16, /* then what there is does */
   kPool = 4096, /* 32 KiB of LDS; about 900 of 16,384 random values survive, 2,400 of real text */
   kMostGroups = 1024, /* what is searched of a row that has more groups than the pool holds */
-  kGatherLoads = 4,
+  kGatherLoads = 4,   /* 8 took a tenth more at 32,768 and 65,536 columns (H200, 2026-12-01) */
+  kVisits = 4,        /* values that a lane asks for at once where a row is read value by value */
 };
 
 /* The shortest need no bound: 2,650 issue clocks against 4,400 at 2,048 normal columns, 3,600
@@ -31,20 +32,26 @@ enum { kMaxGathered = 2 * kDirectCols };
 enum { kMaxRegisterCols = 1 << 20 };
 
 /* Columns of a group in the first launch, from the live end: at most 16,384 maxima a row, which the
- * second launch holds in registers, and 512 groups of 16 to 64 columns that it then reads again. */
+ * second launch holds in registers, and 512 groups of 4 to 64 columns that it then reads again. Of a
+ * masked row, where one block of 8 in eight is live, 512 groups have a live column: with groups of
+ * 16 a row of 32,768 took 44 us beside 12 of one that is not masked (H200, 2026-12-01). */
 static inline
 #if defined(__HIP__) || defined(__CUDACC__)
     __attribute__((device, host))
 #endif
     int choose_group_cols(int64_t end) {
-  return end <= (1 << 18) ? 16 : end <= (1 << 19) ? 32 : 64;
+  return end <= (1 << 15)   ? 4
+         : end <= (1 << 16) ? 8
+         : end <= (1 << 18) ? 16
+         : end <= (1 << 19) ? 32
+                            : 64;
 }
-enum { kMaxMaxima = 16384, kMinGroupCols = 16 };
+enum { kMaxMaxima = 16384, kMinGroupCols = 4 };
 
 enum {
   kGroupMaxThreads = 256,
   kGroupMaxLoads =
-      4, /* 16 KiB in flight a workgroup; a quad of lanes writes one maximum of each load */
+      4, /* 16 KiB in flight a workgroup; four lanes of a group write one maximum of each load */
   kGroupMaxCols = kGroupMaxThreads * 4 * kGroupMaxLoads,
 };
 

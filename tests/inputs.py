@@ -98,6 +98,21 @@ def _masked(rng, rows, width):
     return np.where(keep, _normal(rng, rows, width), np.float32(-np.inf))
 
 
+def _wide_range(rng, rows, width):
+    """Magnitudes from subnormal to the largest, both signs: linear bins tell few of them apart."""
+    exponents = rng.integers(-149, 128, (rows, width))
+    x = np.ldexp(1 + rng.random((rows, width)) / 2, exponents)
+    return np.where(rng.random((rows, width)) < 0.5, -x, x).astype(np.float32)
+
+
+def _clustered(rng, rows, width):
+    """The best values in a tenth of the row, across zero: most waves have none of them."""
+    x = _normal(rng, rows, width) / 8 - np.float32(0.3)
+    first = int(rng.integers(width - width // 10))
+    x[:, first : first + width // 10] += np.float32(0.25)
+    return x
+
+
 def _real_text(rng, rows, width):
     """Logits made from real text, end to end as the width asks, each row from elsewhere."""
     with np.load(STEP_8K) as step:
@@ -115,6 +130,7 @@ def _real_text(rng, rows, width):
 NORMAL = Distribution("normal", _normal)
 MASKED = Distribution("masked", _masked)
 REAL_TEXT = Distribution("real_text", _real_text)
+CLUSTERED = Distribution("clustered", _clustered)
 HALF_INTEGERS = Distribution("half_integers", lambda g, r, w: np.round(_normal(g, r, w) * 2) / 2)
 FEW_NAN = Distribution("few_nan", _few_nan)
 NOT_NUMBERS = [
@@ -125,12 +141,13 @@ NOT_NUMBERS = [
 ]
 """NaN of both signs and infinities."""
 
-USUAL = [NORMAL, MASKED, REAL_TEXT, HALF_INTEGERS]
+USUAL = [NORMAL, MASKED, REAL_TEXT, HALF_INTEGERS, CLUSTERED]
 """For shapes that are too long for all."""
 
 DISTRIBUTIONS = [
     *USUAL,
     Distribution("model_like", _model_like),
+    Distribution("wide_range", _wide_range),
     equal_leading_bits(12),
     equal_leading_bits(22),
     *NOT_NUMBERS,

@@ -13,7 +13,8 @@
 namespace dsv41 {
 
 constexpr uint32_t kKeyNan = 0xffffffffu;
-constexpr uint32_t kKeyLargest = 0xff7fffffu;  /* of the largest finite number */
+constexpr uint32_t kKeyLargest = 0xff7fffffu; /* of the largest finite number */
+constexpr uint32_t kKeyPlusInf = 0xff800000u;
 constexpr uint32_t kKeyMinusInf = 0x007fffffu; /* of -inf */
 constexpr uint32_t kKeyNotLive = 0;
 

@@ -155,6 +155,10 @@ DSV41_INLINE uint32_t lds_max(uint32_t* address, uint32_t value) {
   return __hip_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
+/* The first statement of every kernel: what earlier launches wrote is there. A launch starts when
+ * the one before it has ended. */
+DSV41_INLINE void begin_launch() {}
+
 }  // namespace dsv41
 
 #elif defined(__CUDACC__)
@@ -241,6 +245,13 @@ DSV41_INLINE uint32_t lds_or(uint32_t* address, uint32_t value) { return atomicO
 DSV41_INLINE int lds_min(int* address, int value) { return atomicMin(address, value); }
 DSV41_INLINE uint32_t lds_max(uint32_t* address, uint32_t value) {
   return atomicMax(address, value);
+}
+
+/* The first statement of every kernel: what earlier launches wrote is there. Programmatic dependent
+ * launch (runtime.c, cuda_launch): the workgroups of the next launch may take their places once all
+ * of this one have begun, and wait here until it has ended. */
+DSV41_INLINE void begin_launch() {
+  asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
 }
 
 }  // namespace dsv41

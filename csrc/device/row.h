@@ -10,10 +10,11 @@
 
 namespace dsv41 {
 
-/* The row's live columns, clamped to [0, width]. One load and one division a workgroup. */
+/* The row's live columns, clamped to [0, width]. One load a workgroup. */
 DSV41_INLINE int64_t row_end(const Dsv41Ends& ends, int row, int64_t width) {
-  int64_t end = ends.lens[row / ends.repeat];
-  if (ends.draft) end += row % ends.repeat - ends.repeat + 1;
+  const int request = ends.repeat == 1 ? row : row / ends.repeat;
+  int64_t end = ends.lens[request];
+  if (ends.draft) end += row - (request + 1) * ends.repeat + 1;
   return end < 0 ? 0 : end < width ? end : width;
 }
 

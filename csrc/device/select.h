@@ -79,11 +79,11 @@ struct Range {
 
 /* ---- LDS ------------------------------------------------------------------------------------- */
 
+/* Keys. */
 struct Offer {
-  uint32_t bound; /* kOffered maxima reach it */
-  uint32_t
-      least;     /* the smallest maximum above -inf, if the bound is not above it; else the bound */
-  uint32_t over; /* fewer maxima reach it: a guess of what the cut does not reach */
+  uint32_t bound; /* kOffered maxima reach it, if only -inf */
+  uint32_t least; /* the bound, or the smallest maximum above -inf where the bound is -inf */
+  uint32_t over;  /* half as many maxima reach it: a guess of what the cut does not reach */
 };
 
 struct SelectLds {
@@ -136,52 +136,102 @@ struct LaneMaxima {
   uint32_t keys[kLaneMaxima];
 };
 
-/* A lane of the mask: the lowest, or after some steps the one about half way. Lanes may hold an
- * ascending row, where the lowest lane is always the worst pivot. */
-DSV41_INLINE int pivot_lane(WaveMask mask, int step) {
-  int from = 0;
-  if (step >= kLowestPivots) from = (lowest_lane(mask) + 64 - __builtin_clzll(mask)) / 2;
-  return from + lowest_lane(mask >> from);
+DSV41_INLINE int count_reaching(const LaneMaxima& maxima, uint32_t key) {
+  int reaching = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneMaxima; i++) reaching += count(ballot(maxima.keys[i] >= key));
+  return reaching;
 }
 
-/* Quickselect for a key that kOffered maxima or a few more reach, a step of ballots a pivot. */
+/* A key that kOffered maxima or a few more reach: halves the range of those above -inf. */
 DSV41_INLINE void make_offer(const LaneMaxima& maxima, SelectLds& lds) {
-  const uint32_t a = maxima.keys[0], b = maxima.keys[1];
-  Offer offer = {0, 0, 0};
-  WaveMask open_a = ~WaveMask{0}, open_b = ~WaveMask{0};
-  for (int step = 0;; step++) {
-    const uint32_t pivot = open_a != 0 ? read_lane(static_cast<int>(a), pivot_lane(open_a, step))
-                                       : read_lane(static_cast<int>(b), pivot_lane(open_b, step));
-    const WaveMask reach_a = ballot(a >= pivot), reach_b = ballot(b >= pivot);
-    const int spare = count(reach_a) + count(reach_b) - kOffered;
-    if (spare >= 0) {
-      offer.bound = pivot;
-      if (spare <= kOfferSlack) break;
-      open_a &= ballot(a > pivot);
-      open_b &= ballot(b > pivot);
-    } else {
-      offer.over = pivot > offer.over ? pivot : offer.over;
-      open_a &= ~reach_a;
-      open_b &= ~reach_b;
-    }
-    if ((open_a | open_b) == 0) break;
+  uint32_t least = kKeyNan, over = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneMaxima; i++) {
+    const uint32_t key = maxima.keys[i], finite = key > kKeyMinusInf ? key : kKeyNan;
+    least = finite < least ? finite : least;
+    over = key > over ? key : over;
   }
-  if (offer.over == 0) offer.over = wave_max(a > b ? a : b);
-  offer.least = offer.bound;
-  if (offer.bound <= kKeyMinusInf) {
-    const uint32_t above_a = a > kKeyMinusInf ? a : kKeyNan,
-                   above_b = b > kKeyMinusInf ? b : kKeyNan;
-    offer.least = wave_min(above_a < above_b ? above_a : above_b);
+  least = wave_min(least);
+  over = wave_max(over);
+  uint32_t bound = kKeyMinusInf;
+  if (count_reaching(maxima, least) >= kOffered) {
+    uint32_t out_of_reach = over;
+    for (int step = 0; step < kOfferSteps && out_of_reach - least > 1; step++) {
+      const uint32_t middle = least + (out_of_reach - least) / 2;
+      const int reaching = count_reaching(maxima, middle);
+      if (reaching < kOffered) {
+        out_of_reach = middle;
+        if (reaching <= kOffered / 2) over = middle;
+      } else {
+        least = middle;
+        if (reaching <= kOffered + kOfferSlack) break;
+      }
+    }
+    bound = least;
   }
   const int wave = wave_id();
-  if (lane_id() == 0) lds.offers[wave] = offer;
+  if (lane_id() == 0) lds.offers[wave] = {bound, least, over};
 }
 
+/* Keys. */
 struct Bounds {
   uint32_t low; /* nothing under it is chosen, but perhaps -inf. Of a finite number, from which +inf
                    * has a difference with a sign: Reach::missed() */
   uint32_t least; /* bins tell values apart from here... */
   uint32_t high;  /* ...to here: above it is the best bin */
+};
+
+/* Bins that are linear in the value: 0 is the best one, and takes all that is better, as the last
+ * takes all that is worse. A difference, and its product with a power of two, keep the order of
+ * values. One bin for all where there is no range of numbers. */
+struct ValueBins {
+  float high;
+  float scale; /* 1 / width; 0: one bin */
+  float width;
+  DSV41_INLINE_MEMBER ValueBins(uint32_t least_key, uint32_t high_key)
+      : high(number_of_key(high_key)), scale(0.0f), width(0.0f) {
+    if (high_key > kKeyLargest || least_key >= high_key) return;
+    const uint32_t exponent = float_bits(high - number_of_key(least_key)) >> 23;
+    if (exponent <= kBinBits || exponent >= 255) return;
+    scale = bits_float((2 * 127 + kBinBits - 1 - exponent) << 23);
+    width = bits_float((exponent + 1 - kBinBits) << 23);
+  }
+  DSV41_INLINE_MEMBER bool several() const { return float_bits(scale) != 0; }
+  /* The bin of a number, where there are several. */
+  DSV41_INLINE_MEMBER int bin_of_number(float value) const {
+    const float at = (high - value) * scale;
+    const float last = kBins - 1;
+    return static_cast<int>(at < 0.0f ? 0.0f : at < last ? at : last);
+  }
+  DSV41_INLINE_MEMBER int bin_of(float value, uint32_t key) const {
+    return several() && key <= kKeyLargest ? bin_of_number(value) : 0;
+  }
+  /* Nothing in the bin or a better one is below. It is what rounding the difference leaves: a number
+   * that is not below the difference is not below what that is rounded to. */
+  DSV41_INLINE_MEMBER float lower_edge(int bin) const {
+    return high - static_cast<float>(bin + 1) * width;
+  }
+};
+
+/* Which standings lie in the cut's bin and which in a better one, without their bins. */
+struct CutBinTest {
+  float high, better, within; /* differences from `high`: less than `better`; at most `within` */
+  /* For all in one bin. */
+  DSV41_INLINE_MEMBER CutBinTest()
+      : high(0.0f), better(bits_float(0xff800000u)), within(bits_float(0x7f800000u)) {}
+  DSV41_INLINE_MEMBER CutBinTest(const ValueBins& bins, int bin) : CutBinTest() {
+    high = bins.high;
+    if (bin > 0) better = static_cast<float>(bin) * bins.width;
+    if (bin < kBins - 1)
+      within = bits_float(float_bits(static_cast<float>(bin + 1) * bins.width) - 1);
+  }
+  DSV41_INLINE_MEMBER float difference(Standing s) const {
+    uint32_t key = static_cast<uint32_t>(s >> 32);
+    key = key > kKeyMinusInf ? key : kKeyMinusInf; /* of 0, which is none */
+    key = key < kKeyPlusInf ? key : kKeyPlusInf;   /* of a NaN */
+    return high - number_of_key(key);
+  }
 };
 
 /* After the barrier that follows make_offer(). */
@@ -410,34 +460,20 @@ DSV41_INLINE void visit_list(List list, const SelectLds& lds, F f) {
   }
 }
 
-/* Turns a list of {float, position} into standings and counts them in bins from `high` down to
- * `least`. */
+/* Turns a list of {float, position} into standings and counts them in bins. */
 template <class Source>
-DSV41_INLINE int count_list(const Source& source, List list, Bounds bounds, SelectLds& lds) {
-  const uint32_t range = bounds.high - bounds.least;
-  const int shift = range < kBins ? 0 : 32 - kBinBits - __builtin_clz(range);
+DSV41_INLINE void count_list(const Source& source, List list, const ValueBins& bins,
+                             SelectLds& lds) {
   wave_barrier();
   for (int i = lane_id(); i < list.count; i += kWaveSize) {
     const uint64_t entry = lds.pool[list.first + i];
-    const uint32_t key = key_of(bits_float(static_cast<uint32_t>(entry >> 32)));
+    const float value = bits_float(static_cast<uint32_t>(entry >> 32));
+    const uint32_t key = key_of(value);
     lds.pool[list.first + i] = standing(key, source.column_at(static_cast<int>(entry)));
-    const uint32_t bin = (bounds.high - (key < bounds.high ? key : bounds.high)) >> shift;
-    const int within = bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
-    lds_add(&lds.bins[within], 1);
-    lds_add(&lds.coarse_bins[within / kWaveSize], 1);
+    const int bin = bins.bin_of(value, key);
+    lds_add(&lds.bins[bin], 1);
+    lds_add(&lds.coarse_bins[bin / kWaveSize], 1);
   }
-  return shift;
-}
-
-/* The bin as a range of standings. The best one takes all above, the last one all down to `low`. */
-DSV41_INLINE Range range_of_bin(const Found& found, Bounds bounds, int shift) {
-  const int bin = found.cut.bin;
-  const uint32_t high = bounds.high - (static_cast<uint32_t>(bin) << shift);
-  const uint32_t width = (1u << shift) - 1;
-  const uint32_t low = bin == kBins - 1 || high - bounds.low < width ? bounds.low : high - width;
-  return {static_cast<uint64_t>(low) << 32,
-          static_cast<uint64_t>(bin == 0 ? kKeyNan : high) << 32 | 0xffffffffu,
-          DSV41_TOP_K - found.cut.above, found.cut.count};
 }
 
 /* One step of the search: count what visit(f) shows of [low, high] in bins, and keep the one of
@@ -476,16 +512,22 @@ DSV41_INLINE int narrow(Range& range, SelectLds& lds, Visit visit) {
 /* ---- the row again --------------------------------------------------------------------------- */
 
 /* Calls f(standing, position) for the wave's piece of a row, which standing_at(position) reads from
- * memory; the standing is 0 for what is not live. */
-template <class StandingAt, class F>
+ * memory, kAtOnce at once; the standing is 0 for what is not live. */
+template <int kAtOnce, class StandingAt, class F>
 DSV41_INLINE void visit_piece(int positions, StandingAt standing_at, F f) {
   const int piece = (positions + kSelectThreads - 1) / kSelectThreads * kWaveSize;
   const int first = wave_id() * piece;
   const int last = first + piece < positions ? first + piece : positions;
-  for (int i = first; i < last; i += kWaveSize) {
-    Standing s = 0;
-    if (i + lane_id() < last) s = standing_at(i + lane_id());
-    f(s, i + lane_id());
+  for (int i = first; i < last; i += kAtOnce * kWaveSize) {
+    Standing standings[kAtOnce];
+#pragma unroll
+    for (int v = 0; v < kAtOnce; v++) {
+      const int position = i + v * kWaveSize + lane_id();
+      standings[v] = position < last ? standing_at(position) : 0;
+    }
+#pragma unroll
+    for (int v = 0; v < kAtOnce; v++)
+      if (i + v * kWaveSize < last) f(standings[v], i + v * kWaveSize + lane_id());
   }
 }
 
@@ -613,15 +655,18 @@ template <class Source>
 DSV41_INLINE void select_listed(Source& source, List list, Bounds bounds, int32_t* indices,
                                 SelectLds& lds) {
   const int wave = wave_id();
-  const int shift = count_list(source, list, bounds, lds);
+  const ValueBins bins(bounds.least, bounds.high);
+  count_list(source, list, bins, lds);
   barrier(); /* without it a wave reads bins that another one still adds to */
   const Found found = find_cut_bin(lds, DSV41_TOP_K);
   const int pool_used = uniform(lds.pool_used);
-  Range range;
+  CutBinTest test(bins, found.cut.bin);
+  /* What is undecided, in the cut's bin. */
+  Range range = {static_cast<uint64_t>(bounds.low) << 32, ~Standing{0},
+                 DSV41_TOP_K - found.cut.above, found.cut.count};
+  bool one_bin = !bins.several();
   int goal = DSV41_TOP_K;
-  if (pool_used <= kPool && found.total >= DSV41_TOP_K) {
-    range = range_of_bin(found, bounds, shift);
-  } else {
+  if (pool_used > kPool || found.total < DSV41_TOP_K) {
     source.prepare_visits(lds);
     if (pool_used > kPool) {
       range = range_of_row(source, bounds.low, lds);
@@ -631,22 +676,42 @@ DSV41_INLINE void select_listed(Source& source, List list, Bounds bounds, int32_
                DSV41_TOP_K - found.total, 0};
     }
     goal -= list_again(source, range, kPool, list, lds);
+    one_bin = true;
   }
-  while (range.count > kWaveSize && range.count != range.need && range.low != range.high)
-    narrow(range, lds, [&](auto f) { visit_list(list, lds, f); });
+  if (one_bin) test = CutBinTest();
+  auto all_are_chosen = [&] {
+    return range.low == range.high || (one_bin && range.count == range.need);
+  };
+  while (range.count > kWaveSize && !all_are_chosen())
+    narrow(range, lds, [&](auto f) {
+      visit_list(list, lds, [&](Standing s) {
+        const float difference = test.difference(s);
+        const bool inside = difference >= test.better && difference <= test.within;
+        f(inside ? s : Standing{0});
+      });
+    });
 
   /* Standings are equal only where a compact row names an id twice: then no write may pass the
    * 512th. */
-  const bool all_of_range = range.count == range.need || range.count > kWaveSize;
+  const bool all_of_range = all_are_chosen();
   int chosen = 0;
-  visit_list(list, lds, [&](Standing s) {
-    if (all_of_range) {
-      chosen += count(ballot(s >= range.low));
-    } else {
-      chosen += count(ballot(s > range.high));
-      if (s - range.low <= range.high - range.low) add_finalist(s, wave, lds);
-    }
-  });
+  if (range.high == ~Standing{0} && !all_of_range) { /* as found: no other test is needed */
+    visit_list(list, lds, [&](Standing s) {
+      const float difference = test.difference(s);
+      const bool above = difference < test.better;
+      chosen += count(ballot(above));
+      if (difference <= test.within && !above && s != 0) add_finalist(s, wave, lds);
+    });
+  } else {
+    visit_list(list, lds, [&](Standing s) {
+      const float difference = test.difference(s);
+      const bool above = difference < test.better || (difference <= test.within && s > range.high);
+      const bool undecided =
+          !above && difference <= test.within && s - range.low <= range.high - range.low;
+      chosen += count(ballot(above || (all_of_range && undecided)));
+      if (!all_of_range && undecided) add_finalist(s, wave, lds);
+    });
+  }
   if (lane_id() == 0) lds.chosen[wave] = chosen;
   barrier(); /* without it a wave ranks finalists, and sums counts, that are not there yet */
   Ranked cut;

@@ -6,10 +6,11 @@
  * the row, and bins that are linear in the value between two of its order statistics; the first and
  * the last one are open. The bin of rank 512 is found and its few values are ranked as in
  * device/select.h. Three barriers, of which the first one only covers the clearing of bins, while
- * the row is on its way.
+ * the row is on its way. Of a row with fewer than 512 values above -inf, all of them are chosen and
+ * the lowest columns of -inf, by their counts.
  *
- * Where the sample misleads, or the bin holds too many (ties), or fewer than 512 values are above
- * -inf, nothing has been written, and the longer way is taken.
+ * Where the sample misleads, or the bin holds too many (ties), nothing has been written, and the
+ * longer way is taken.
  */
 #ifndef DSV41TOPK_DEVICE_SHORT_H_
 #define DSV41TOPK_DEVICE_SHORT_H_
@@ -19,34 +20,24 @@
 
 namespace dsv41 {
 
-struct ShortBins {
-  float high;
-  float scale;
-  bool usable;
-  /* 0 is the best bin; not for NaN. Differences and products with a power of two keep the order of
-   * values. */
-  DSV41_INLINE_MEMBER int bin_of(float value) const {
-    const float at = (high - value) * scale;
-    const float last = kBins - 1;
-    return static_cast<int>(at < 0.0f ? 0.0f : at < last ? at : last);
-  }
-};
-
-DSV41_INLINE ShortBins sample_short_row(const Values& values) {
+/* Bins for the values above -inf: 256 values of the row, spread over it, tell their range. */
+DSV41_INLINE ValueBins sample_short_row(const Values& values) {
   const int vectors = values.end / 4;
   const Float4 v = vector_at(values, lane_id() * vectors / kWaveSize * 4);
   const float best = largest(v.x, v.y, largest(v.z, v.w, v.w));
   const float worst = -largest(-v.x, -v.y, largest(-v.z, -v.w, -v.w));
-  /* A quarter of the row or less is wanted: what each lane has best bounds it well enough. */
-  const uint32_t low_key = key_of(values.end >= 4 * DSV41_TOP_K ? best : worst);
-  const uint32_t high = wave_max(key_of(best));
-  const uint32_t low = wave_min(low_key > kKeyMinusInf ? low_key : kKeyNan);
-  ShortBins bins = {number_of_key(high), 0.0f, false};
-  if (high > kKeyLargest || low >= high) return bins;
-  const uint32_t exponent = float_bits(bins.high - number_of_key(low)) >> 23;
-  bins.usable = exponent > kBinBits && exponent < 255;
-  bins.scale = bits_float((2 * 127 + kBinBits - 1 - exponent) << 23);
-  return bins;
+  const uint32_t highest = wave_max(key_of(best));
+  /* A quarter of what is above -inf or less is wanted: the best that each lane has bounds it well
+   * enough. Else also what is worse than all of the sample needs bins: half as many again. */
+  const int sampled = count(ballot(key_of(best) > kKeyMinusInf));
+  const bool few_wanted = values.end * sampled >= 4 * DSV41_TOP_K * kWaveSize;
+  uint32_t lowest = key_of(few_wanted ? best : worst);
+  lowest = wave_min(lowest > kKeyMinusInf ? lowest : kKeyNan);
+  if (!few_wanted && lowest < highest && highest <= kKeyLargest) {
+    const float low = number_of_key(lowest);
+    lowest = key_of(low - (number_of_key(highest) - low) / 2);
+  }
+  return ValueBins(lowest, highest);
 }
 
 /* Bins in the place of values, from 1 on; 0 marks what was chosen of the cut's bin. Never the bits of
@@ -64,17 +55,41 @@ struct BetterBin {
   DSV41_INLINE_MEMBER float number(float bin) const { return bin; }
 };
 
+struct EqualBin {
+  int bin;
+  DSV41_INLINE_MEMBER uint32_t missed(float other) const {
+    return static_cast<int>(float_bits(other)) != bin;
+  }
+};
+
+/* Of the wave's values equal to `bin`, the first `count` become 0. */
+template <int kLoads>
+DSV41_INLINE void choose_first(Tile<kLoads>& bins, int bin, int count) {
+  const auto marks = mark(bins, EqualBin{bin});
+#pragma unroll
+  for (int l = 0; l < kLoads; l++) {
+    int at = marks.at(l);
+#pragma unroll
+    for (int i = 4 * l; i < 4 * l + 4; i++) {
+      if (static_cast<int>(float_bits(bins.values[i])) != bin) continue;
+      if (at < count) bins.values[i] = 0.0f;
+      at++;
+    }
+  }
+}
+
 /* Whether it has written the 512 indices. All of the workgroup comes here and goes the same way. */
 template <int kLoads>
 DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds& lds) {
   constexpr int kItems = 4 * kLoads;
-  constexpr int kNone = kBins; /* no bin: -inf, and what is not live */
+  constexpr int kMinusInfBin = kBins + 1; /* counted in none, as what is not live */
+  constexpr int kDeadBin = kBins + 2;
   Tile<kLoads> tile;
   load_piece(tile, values);
-  const ShortBins linear = sample_short_row(values);
+  const ValueBins linear = sample_short_row(values);
   clear(lds);
   barrier(); /* without it a slow wave clears what a fast one has counted */
-  if (!linear.usable) return false;
+  if (!linear.several()) return false;
 
   Tile<kLoads> bins;
   WaveMask odd = 0;
@@ -82,10 +97,10 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   for (int i = 0; i < kItems; i += 2) odd |= unordered_lanes(tile.values[i], tile.values[i + 1]);
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
-    int bin = linear.bin_of(tile.values[i]);
+    int bin = linear.bin_of_number(tile.values[i]);
     if (odd != 0 && key_of(tile.values[i]) == kKeyNan) bin = 0;
-    if (float_bits(tile.values[i]) == 0xff800000u) bin = kNone;
-    if (bin != kNone) {
+    if (float_bits(tile.values[i]) == 0xff800000u) bin = kMinusInfBin - 1;
+    if (bin < kBins) {
       lds_add(&lds.bins[bin], 1);
       lds_add(&lds.coarse_bins[bin / kWaveSize], 1);
     }
@@ -93,32 +108,52 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   }
 #pragma unroll
   for (int l = 0; l < kLoads; l++) bins.positions[l] = tile.positions[l];
+  auto bin_in = [&](int i) { return static_cast<int>(float_bits(bins.values[i])); };
+  auto standing_in = [&](int i) {
+    return standing(key_of(tile.values[i]), tile.positions[i / 4] + i % 4);
+  };
   barrier(); /* without it a wave reads bins that another one still adds to */
   const Found found = find_cut_bin(lds, DSV41_TOP_K);
-  if (found.total < DSV41_TOP_K || found.cut.count > kWaveSize) {
+  const int missing = DSV41_TOP_K - found.total;
+  if (missing <= 0 && found.cut.count > kWaveSize) {
     barrier(); /* without it the longer way clears bins that a slow wave still reads */
     return false;
   }
-  const int wave = wave_id(), cut_bin = found.cut.bin;
-  int chosen = 0;
+  const int wave = wave_id();
+  if (missing > 0) {
+    const int piece_end = (wave + 1) * wave_piece(values.end);
+    const int live_end = piece_end < values.end ? piece_end : values.end;
+#pragma unroll
+    for (int i = 0; i < kItems; i++)
+      if (tile.positions[i / 4] + i % 4 >= live_end)
+        bins.values[i] = bits_float(static_cast<uint32_t>(kDeadBin));
+  }
+  const int cut_bin = missing > 0 ? kMinusInfBin : found.cut.bin + 1;
+  int chosen = 0, tied = 0;
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
-    const int bin = static_cast<int>(float_bits(bins.values[i])) - 1;
-    chosen += count(ballot(bin < cut_bin));
-    if (bin == cut_bin)
-      add_finalist(standing(key_of(tile.values[i]), tile.positions[i / 4] + i % 4), wave, lds);
+    const bool in_cut = bin_in(i) == cut_bin;
+    chosen += count(ballot(bin_in(i) < cut_bin));
+    tied += count(ballot(in_cut));
+    if (in_cut && missing <= 0) add_finalist(standing_in(i), wave, lds);
   }
-  if (lane_id() == 0) lds.chosen[wave] = chosen;
+  if (lane_id() == 0) lds.chosen[wave] = missing > 0 ? chosen | tied << 16 : chosen;
   barrier(); /* without it a wave ranks finalists, and sums counts, that are not there yet */
-  const Ranked cut = rank_finalists(found.cut.count, DSV41_TOP_K - found.cut.above, lds);
+  int place;
+  if (missing > 0) {
+    const int before = prefix_of(lds.chosen).before;
+    const int tied_before = before >> 16;
+    place = (before & 0xffff) + (tied_before < missing ? tied_before : missing);
+    choose_first(bins, cut_bin, missing - tied_before);
+  } else {
+    const Ranked cut = rank_finalists(found.cut.count, DSV41_TOP_K - found.cut.above, lds);
+    place = cut.place;
 #pragma unroll
-  for (int i = 0; i < kItems; i++) {
-    if (static_cast<int>(float_bits(bins.values[i])) == cut_bin + 1 &&
-        standing(key_of(tile.values[i]), tile.positions[i / 4] + i % 4) >= cut.least)
-      bins.values[i] = 0.0f;
+    for (int i = 0; i < kItems; i++)
+      if (bin_in(i) == cut_bin && standing_in(i) >= cut.least) bins.values[i] = 0.0f;
   }
-  const BetterBin better = {cut_bin + 1};
-  put_marked(bins, mark(bins, better), better, indices + cut.place,
+  const BetterBin better = {cut_bin};
+  put_marked(bins, mark(bins, better), better, indices + place,
              [](float, int column) { return static_cast<int32_t>(column); });
   return true;
 }

@@ -43,6 +43,7 @@ DSV41_INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 DSV41_KERNEL(kBlockScoreThreads) void block_scores_kernel(BlocksParams params) {
   using namespace dsv41;
+  begin_launch();
   const Dsv41CandidateBlocksArgs& args = params.args;
   const int row = workgroup_x();
   const int64_t end = row_end(args.ends, row, args.width);
@@ -93,6 +94,7 @@ DSV41_KERNEL(kBlockScoreThreads) void block_scores_kernel(BlocksParams params) {
 
 DSV41_KERNEL(kCutThreads) void block_select_kernel(BlocksParams params) {
   using namespace dsv41;
+  begin_launch();
   __shared__ CutLds lds;
   const Dsv41CandidateBlocksArgs& args = params.args;
   const int row = workgroup_x();

@@ -110,6 +110,7 @@ DSV41_INLINE float score(const Lds& lds, const uint8_t* key, float scale, const 
 DSV41_KERNEL(dsv41::candidate_logits::kThreads)
 void candidate_logits_kernel(Dsv41CandidateLogitsArgs args) {
   using namespace dsv41;
+  begin_launch();
   using namespace dsv41::candidate_logits;
   __shared__ Lds lds;
   const int64_t row_slots = static_cast<int64_t>(args.slots) * args.block_size;

@@ -63,7 +63,7 @@ struct CandidateRow {
   DSV41_INLINE_MEMBER void prepare_visits(SelectLds&) {}
   template <class F>
   DSV41_INLINE_MEMBER void visit(F f) const {
-    visit_piece(
+    visit_piece<1>(
         positions(),
         [&](int position) -> Standing {
           const int slot = slot_of(position);
@@ -160,6 +160,7 @@ DSV41_INLINE List fill_without_repeated(CandidateRow& row, CandidateSelectLds& l
 
 DSV41_KERNEL(kSelectThreads) void candidate_select_kernel(CandidateSelectParams params) {
   using namespace dsv41;
+  begin_launch();
   __shared__ CandidateSelectLds lds;
   const Dsv41CandidateTopKArgs& args = params.args;
   const int row = workgroup_x();

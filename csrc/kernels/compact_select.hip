@@ -28,7 +28,7 @@ struct CompactRow {
   DSV41_INLINE_MEMBER void prepare_visits(SelectLds&) {}
   template <class F>
   DSV41_INLINE_MEMBER void visit(F f) const {
-    visit_piece(
+    visit_piece<kVisits>(
         count,
         [&](int position) {
           const int id = ids[position];
@@ -49,6 +49,7 @@ DSV41_INLINE List fill_compact(const CompactRow& row, Bounds& bounds, SelectLds&
 
 DSV41_KERNEL(kSelectThreads) void compact_select_kernel(Dsv41CompactTopKArgs args) {
   using namespace dsv41;
+  begin_launch();
   __shared__ SelectLds lds;
   const int row = workgroup_x();
   const int end = static_cast<int>(row_end(args.ends, row, INT32_MAX));

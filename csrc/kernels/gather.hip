@@ -22,6 +22,7 @@
 
 DSV41_KERNEL(kGatherThreads) void candidate_gather_kernel(GatherParams params) {
   using namespace dsv41;
+  begin_launch();
   __shared__ int first_slot[kGatherIds];
   const Dsv41CandidateTopKArgs& args = params.args;
   const int row = workgroup_x();

@@ -61,6 +61,7 @@ struct AlignedRow {
 
 DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
   using namespace dsv41;
+  begin_launch();
   __shared__ CutLds lds;
   const int row = workgroup_x();
   const int piece = workgroup_y();
@@ -110,6 +111,7 @@ DSV41_KERNEL(kCutThreads) void radix_chunk_kernel(RadixParams params) {
 
 DSV41_KERNEL(kCutThreads) void radix_merge_kernel(RadixParams params) {
   using namespace dsv41;
+  begin_launch();
   __shared__ CutLds lds;
   const int row = workgroup_x();
   const int64_t end = row_end(params.ends, row, params.width);

@@ -42,7 +42,7 @@ struct DenseRow {
   DSV41_INLINE_MEMBER void prepare_visits(SelectLds&) {}
   template <class F>
   DSV41_INLINE_MEMBER void visit(F f) const {
-    visit_piece(
+    visit_piece<kVisits>(
         values.end, [&](int column) { return standing(key_of(values.first[column]), column); }, f);
   }
 };
@@ -74,7 +74,7 @@ struct LongRow {
   template <class F>
   DSV41_INLINE_MEMBER void visit(F f) const {
     const int shift = 31 - __builtin_clz(group_cols);
-    visit_piece(
+    visit_piece<kVisits>(
         group_count << shift,
         [&](int position) -> Standing {
           const int column = groups[position >> shift] * group_cols + (position & (group_cols - 1));
@@ -103,30 +103,25 @@ DSV41_INLINE List fill_directly(const Values& values, Bounds& bounds, SelectLds&
 /* Raises bounds.low to the lower edge of the bin of the 512th best group, and drops groups under it
  * from the wave's list of {maximum, group}; all of them where the pool was too small for a wave. */
 DSV41_INLINE List keep_best_groups(List list, Bounds& bounds, TopKSelectLds& lds) {
-  const uint32_t range = bounds.high - bounds.least;
-  const int shift = range < kWaveSize ? 0 : 32 - kBinBits / 2 - __builtin_clz(range);
+  const ValueBins bins(bounds.least, bounds.high);
   wave_barrier();
   for (int i = lane_id(); i < list.count; i += kWaveSize) {
     const uint64_t entry = lds.select.pool[list.first + i];
-    const uint32_t key = key_of(bits_float(static_cast<uint32_t>(entry >> 32)));
+    const float value = bits_float(static_cast<uint32_t>(entry >> 32));
+    const uint32_t key = key_of(value);
     lds.select.pool[list.first + i] =
         static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(entry);
-    const uint32_t bin = (bounds.high - (key < bounds.high ? key : bounds.high)) >> shift;
-    lds_add(&lds.group_bins[bin < kWaveSize - 1 ? bin : kWaveSize - 1], 1);
+    lds_add(&lds.group_bins[bins.bin_of(value, key) / kWaveSize], 1);
   }
   if (list.first == kPool && lane_id() == 0) lds_add(&lds.group_bins[kLastLane], kPool + 1);
   barrier(); /* without it a wave reads bins that another one still adds to */
   const int sums = wave_scan_add(lds.group_bins[lane_id()]);
   if (read_lane(sums, kLastLane) > kPool) return {0, 0};
   const WaveMask enough = ballot(sums >= DSV41_TOP_K);
-  if (enough != 0) {
+  if (enough != 0 && bins.several()) {
     const int bin = lowest_lane(enough);
-    const uint32_t high = bounds.high - (static_cast<uint32_t>(bin) << shift);
-    const uint32_t width = (1u << shift) - 1;
-    if (bin < kWaveSize - 1 && high - bounds.low > width) {
-      const uint32_t edge = high - width;
-      bounds.low = bounds.least = edge < kKeyLargest ? edge : kKeyLargest;
-    }
+    const uint32_t edge = key_of_number(bins.lower_edge((bin + 1) * kWaveSize - 1));
+    if (bin < kLastLane && edge > bounds.low) bounds.low = bounds.least = edge;
   }
   /* In place: what is written lies at or before what has been read. */
   int kept = 0;
@@ -195,6 +190,7 @@ DSV41_INLINE List list_columns(const Values& values, List groups, int group_cols
 
 DSV41_KERNEL(kSelectThreads) void top_k_select_kernel(TopKSelectParams params) {
   using namespace dsv41;
+  begin_launch();
   __shared__ TopKSelectLds lds;
   const Dsv41TopKArgs& args = params.args;
   const int row = workgroup_x();

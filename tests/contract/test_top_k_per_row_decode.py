@@ -32,6 +32,22 @@ def test_distributions(backend, distribution, width, options):
     check_top_k(backend, values, ends, what=what, stride=stride, options=options)
 
 
+@pytest.mark.parametrize("above", [0, 1, 100, 511, 512, 513, 600])
+@pytest.mark.parametrize("width", [700, 2047, 2048, 4096, 4100])
+def test_few_values_above_minus_inf(backend, above, width, options):
+    """All of them are chosen, and the lowest columns of -inf: spread, at the end, at the start."""
+    rng = np.random.default_rng(above + width)
+    values = np.full((3, width), -np.inf, np.float32)
+    values[0, rng.permutation(width)[:above]] = rng.standard_normal(above)
+    values[1, width - above :] = rng.standard_normal(above)
+    values[2, :above] = 1.5
+    what = ("above -inf", above, width)
+    stride = -(-width // 4) * 4
+    check_top_k(
+        backend, values, lens_of(width, width, width), what=what, stride=stride, options=options
+    )
+
+
 @pytest.mark.parametrize("width", [1, 7, 511, 512, 513, 16383, 16384, 16385, 32768, 32769, 50_000])
 def test_ends(backend, width, options):
     """Every end at which something changes, one row each; the dead columns hold NaN and +inf."""

@@ -8,6 +8,7 @@ import textwrap
 import inputs
 import numpy as np
 import pytest
+import reference
 from helpers import cuda
 
 OPTIONS = [(), (8, 16_384, False)]
@@ -75,6 +76,44 @@ def test_two_graphs_on_two_streams_at_once(gpu):
                 graph.replay()
     for i, step in enumerate(steps):
         step.check(f"graph {i} of {len(steps)}")
+
+
+@pytest.mark.parametrize("width", [3_000, 40_000, 131_072])
+def test_overlapping_launches_keep_their_order(gpu, width):
+    """A launch may begin before the one before it has ended, but touches no memory until then.
+
+    Every call reads what the one before it wrote, and what it reads is overwritten right after it.
+    """
+    import dsv41topk
+
+    rng, rows, sets = np.random.default_rng(9), 4, 6
+    values = inputs.NORMAL(rng, sets * rows, width).reshape(sets, rows, width)
+    ends = rng.integers(600, width + 1, (sets, rows, 1)).astype(np.int32)
+    sources, lengths = cuda.on_gpu(values), cuda.on_gpu(ends)
+    logits, seq_lens = gpu.empty_like(sources[0]), gpu.empty_like(lengths[0])
+    blocks = cuda.indices(rows, 64)
+    top, best = cuda.indices(sets * rows), cuda.indices(sets * rows)
+
+    def calls():
+        for i in range(sets):
+            out = slice(i * rows, (i + 1) * rows)
+            logits.copy_(sources[i])
+            seq_lens.copy_(lengths[i])
+            dsv41topk.top_k_per_row_decode_512(logits, 1, seq_lens, top[out])
+            dsv41topk.candidate_blocks(logits, seq_lens.view(-1), 1, 8, blocks)
+            dsv41topk.candidate_top_k_512(logits, 1, seq_lens, blocks, 8, best[out])
+
+    graph = cuda.captured(calls)
+    for _ in range(20):
+        top.fill_(-7)
+        best.fill_(-7)
+        graph.replay()
+    for i in range(sets):
+        out, what = slice(i * rows, (i + 1) * rows), f"set {i} of {width}"
+        cuda.assert_rows(top[out], reference.top_k_per_row_decode_512(values[i], 1, ends[i]), what)
+        chosen = reference.candidate_blocks(values[i], ends[i][:, 0], 1, 8, 64)
+        right = reference.candidate_top_k_512(values[i], 1, ends[i], chosen, 8)
+        cuda.assert_rows(best[out], right, f"candidates of {what}")
 
 
 def test_graph_beside_eager_calls(gpu):

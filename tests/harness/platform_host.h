@@ -40,6 +40,8 @@ DSV41_INLINE int checked_lane(int lane, harness::Site site) {
 
 DSV41_INLINE int uniform(int value) { return value; }
 
+DSV41_INLINE void begin_launch() {}
+
 DSV41_INLINE WaveMask ballot(bool predicate, HARNESS_SITE) {
   return static_cast<WaveMask>(harness::ballot(predicate, site));
 }
