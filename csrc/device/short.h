@@ -158,6 +158,13 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   return true;
 }
 
+/* A row of up to kShortCols live columns. */
+DSV41_INLINE bool select_short_row(const Values& values, int32_t* indices, SelectLds& lds) {
+  if (values.end <= kShortCols / 4) return select_short<1>(values, indices, lds);
+  if (values.end <= kShortCols / 2) return select_short<2>(values, indices, lds);
+  return select_short<4>(values, indices, lds);
+}
+
 }  // namespace dsv41
 
 #endif  // DSV41TOPK_DEVICE_SHORT_H_
