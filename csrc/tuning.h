@@ -23,8 +23,9 @@ enum {
 
 /* The shortest need no bound: 2,880 issue clocks against 5,104 at 2,048 normal columns, 3,784 against
  * 5,668 at 4,096, 5,732 against 6,124 at 8,192, and 5,824 against 7,680 there of real text; masked
- * 5,856 against 5,016 (rung 5, 2026-12-01). */
-enum { kShortCols = kSelectThreads * 4 * 4 };
+ * 5,856 against 5,016 (rung 5, 2026-12-01). With waves of 32 lanes 8,192 columns took a sixth more
+ * (H200, 2026-12-01). */
+enum { kShortCols = kSelectThreads * 4 * 4, kShortColsOfWave32 = kSelectThreads * 4 * 2 };
 /* Rows of up to this many live columns are read by their workgroup alone. Longer ones take two
  * launches. */
 enum { kDirectLoads = 8, kDirectCols = kSelectThreads * 4 * kDirectLoads };

@@ -158,11 +158,13 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   return true;
 }
 
-/* A row of up to kShortCols live columns. */
-DSV41_INLINE bool select_short_row(const Values& values, int32_t* indices, SelectLds& lds) {
+/* Whether a row that is short enough has its 512 indices; what is not is left alone. */
+DSV41_INLINE bool select_if_short(const Values& values, int32_t* indices, SelectLds& lds) {
+  constexpr int kLongest = kWaveSize == 32 ? kShortColsOfWave32 : kShortCols;
+  if (values.end > kLongest) return false;
   if (values.end <= kShortCols / 4) return select_short<1>(values, indices, lds);
   if (values.end <= kShortCols / 2) return select_short<2>(values, indices, lds);
-  return select_short<4>(values, indices, lds);
+  return select_short<kLongest == kShortCols ? 4 : 2>(values, indices, lds);
 }
 
 }  // namespace dsv41

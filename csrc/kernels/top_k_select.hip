@@ -204,7 +204,7 @@ DSV41_KERNEL(kSelectThreads) void top_k_select_kernel(TopKSelectParams params) {
                          static_cast<int>(args.width & ~int64_t{3})};
   Bounds bounds;
   if (end <= kDirectCols) {
-    if (end <= kShortCols && select_short_row(values, indices, lds.select)) return;
+    if (select_if_short(values, indices, lds.select)) return;
     DenseRow dense = {values};
     const List list = fill_directly(values, bounds, lds.select);
     select_listed(dense, list, bounds, indices, lds.select);
