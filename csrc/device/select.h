@@ -198,12 +198,13 @@ struct ValueBins {
     width = bits_float((exponent + 1 - kBinBits) << 23);
   }
   DSV41_INLINE_MEMBER bool several() const { return float_bits(scale) != 0; }
-  /* The bin of a number, where there are several. */
+  /* Of a number, where there are several bins. */
   DSV41_INLINE_MEMBER int bin_of_number(float value) const {
     const float at = (high - value) * scale;
     const float last = kBins - 1;
     return static_cast<int>(at < 0.0f ? 0.0f : at < last ? at : last);
   }
+  /* Of any value and its key. */
   DSV41_INLINE_MEMBER int bin_of(float value, uint32_t key) const {
     return several() && key <= kKeyLargest ? bin_of_number(value) : 0;
   }
@@ -682,7 +683,9 @@ DSV41_INLINE void select_listed(Source& source, List list, Bounds bounds, int32_
   auto all_are_chosen = [&] {
     return range.low == range.high || (one_bin && range.count == range.need);
   };
-  while (range.count > kWaveSize && !all_are_chosen())
+  bool whole_bin = !one_bin;
+  while (range.count > kWaveSize && !all_are_chosen()) {
+    whole_bin = false;
     narrow(range, lds, [&](auto f) {
       visit_list(list, lds, [&](Standing s) {
         const float difference = test.difference(s);
@@ -690,12 +693,13 @@ DSV41_INLINE void select_listed(Source& source, List list, Bounds bounds, int32_
         f(inside ? s : Standing{0});
       });
     });
+  }
 
   /* Standings are equal only where a compact row names an id twice: then no write may pass the
    * 512th. */
   const bool all_of_range = all_are_chosen();
   int chosen = 0;
-  if (range.high == ~Standing{0} && !all_of_range) { /* as found: no other test is needed */
+  if (whole_bin) { /* undecided is all of it */
     visit_list(list, lds, [&](Standing s) {
       const float difference = test.difference(s);
       const bool above = difference < test.better;
