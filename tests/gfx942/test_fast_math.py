@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """-ffast-math in the compiler's environment changes nothing: NaN is told by its bits."""
 
+import struct
+
 import inputs
 import numpy as np
 import pytest
-from helpers import backends
+from helpers import backends, gfx942
 from helpers.checks import (
     check_candidate_blocks,
     check_candidate_top_k,
     check_compact_top_k,
     check_top_k,
 )
+
+from dsv41topk.bench.code_object import CodeObjectFile
 
 ENDS = np.array([20_000, 19_997, 5_000], np.int32)
 
@@ -37,3 +41,20 @@ def test_every_call(fast, distribution):
     for registers in (False, True):
         part = np.ascontiguousarray(values[:, :2048])
         check_compact_top_k(fast, part, ids, ENDS, what=distribution, registers=registers)
+
+
+@pytest.mark.parametrize("flags", [(), ("-ffast-math",)], ids=["product", "fast-math"])
+def test_subnormals_are_numbers(flags):
+    """A bound that is a subnormal counts for itself: no kernel starts with them taken for zero."""
+    reason = gfx942.unavailable()
+    if reason:
+        pytest.skip(reason)
+    code = CodeObjectFile(gfx942.image(*flags))
+    image = memoryview(bytearray(code.image_bytes))
+    code.load(image, 0)
+    kept = {}
+    for name, kernel in code.kernels.items():
+        (pgm_rsrc1,) = struct.unpack_from("<I", image, kernel.address + 48)
+        kept[name] = pgm_rsrc1 >> 16 & 3  # FLOAT_DENORM_MODE_32: sources and results
+    assert kept
+    assert set(kept.values()) == {3}, kept
