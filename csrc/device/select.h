@@ -255,9 +255,9 @@ DSV41_INLINE Bounds agree_on_bounds(const SelectLds& lds) {
 
 /* kLoads vectors of four values a lane. positions[l] is the place in the row's order of the first
  * of load l. What is not live is -inf. */
-template <int kLoads>
+template <int kLoads, class Value = float>
 struct Tile {
-  float values[4 * kLoads];
+  Value values[4 * kLoads];
   int positions[kLoads];
 };
 
@@ -338,8 +338,8 @@ struct Marks {
   }
 };
 
-template <int kLoads, class Reached>
-DSV41_INLINE Marks<kLoads> mark(const Tile<kLoads>& tile, Reached reach) {
+template <int kLoads, class Value, class Reached>
+DSV41_INLINE Marks<kLoads> mark(const Tile<kLoads, Value>& tile, Reached reach) {
   static_assert(kLastLane * 4 < 256, "what stands before a lane fits a byte");
   Marks<kLoads> marks;
   marks.total = 0;
@@ -368,8 +368,8 @@ DSV41_INLINE Marks<kLoads> mark(const Tile<kLoads>& tile, Reached reach) {
 }
 
 /* Writes every survivor to `list`, in the order of the row, as make(value, position). */
-template <int kLoads, class Reached, class Entry, class Make>
-DSV41_INLINE void put_marked(const Tile<kLoads>& tile, const Marks<kLoads>& marks,
+template <int kLoads, class Value, class Reached, class Entry, class Make>
+DSV41_INLINE void put_marked(const Tile<kLoads, Value>& tile, const Marks<kLoads>& marks,
                              Reached first_reach, Entry* list, Make make) {
   const Reached reach = first_reach.again();
 #pragma unroll
@@ -377,7 +377,7 @@ DSV41_INLINE void put_marked(const Tile<kLoads>& tile, const Marks<kLoads>& mark
     Entry* at = list + marks.at(load);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-      const float value = tile.values[4 * load + c];
+      const Value value = tile.values[4 * load + c];
       if (reach(value)) {
         *at = make(reach.number(value), tile.positions[load] + c);
         at++;

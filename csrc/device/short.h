@@ -40,39 +40,37 @@ DSV41_INLINE ValueBins sample_short_row(const Values& values) {
   return ValueBins(lowest, highest);
 }
 
-/* Bins in the place of values, from 1 on; 0 marks what was chosen of the cut's bin. Never the bits of
- * a NaN: with those as the mark, gcc 12 under -ffast-math lost what was marked. What is in a better
- * bin than `cut` is chosen. */
+/* Bins in the place of values, from 1 on; 0 marks what was chosen of the cut's bin. */
+template <int kLoads>
+using BinTile = Tile<kLoads, int>;
+
+/* What is in a better bin than `cut` is chosen. */
 struct BetterBin {
   int cut;
   DSV41_INLINE_MEMBER BetterBin again() const { return {cut}; }
-  DSV41_INLINE_MEMBER bool operator()(float bin) const {
-    return static_cast<int>(float_bits(bin)) < cut;
+  DSV41_INLINE_MEMBER bool operator()(int bin) const { return bin < cut; }
+  DSV41_INLINE_MEMBER uint32_t missed(int bin) const {
+    return static_cast<uint32_t>(cut - 1 - bin) >> 31;
   }
-  DSV41_INLINE_MEMBER uint32_t missed(float bin) const {
-    return static_cast<uint32_t>(cut - 1 - static_cast<int>(float_bits(bin))) >> 31;
-  }
-  DSV41_INLINE_MEMBER float number(float bin) const { return bin; }
+  DSV41_INLINE_MEMBER int number(int bin) const { return bin; }
 };
 
 struct EqualBin {
   int bin;
-  DSV41_INLINE_MEMBER uint32_t missed(float other) const {
-    return static_cast<int>(float_bits(other)) != bin;
-  }
+  DSV41_INLINE_MEMBER uint32_t missed(int other) const { return other != bin; }
 };
 
 /* Of the wave's values equal to `bin`, the first `count` become 0. */
 template <int kLoads>
-DSV41_INLINE void choose_first(Tile<kLoads>& bins, int bin, int count) {
+DSV41_INLINE void choose_first(BinTile<kLoads>& bins, int bin, int count) {
   const auto marks = mark(bins, EqualBin{bin});
 #pragma unroll
   for (int l = 0; l < kLoads; l++) {
     int at = marks.at(l);
 #pragma unroll
     for (int i = 4 * l; i < 4 * l + 4; i++) {
-      if (static_cast<int>(float_bits(bins.values[i])) != bin) continue;
-      if (at < count) bins.values[i] = 0.0f;
+      if (bins.values[i] != bin) continue;
+      if (at < count) bins.values[i] = 0;
       at++;
     }
   }
@@ -91,24 +89,24 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
   barrier(); /* without it a slow wave clears what a fast one has counted */
   if (!linear.several()) return false;
 
-  Tile<kLoads> bins;
+  BinTile<kLoads> bins;
   WaveMask odd = 0;
 #pragma unroll
   for (int i = 0; i < kItems; i += 2) odd |= unordered_lanes(tile.values[i], tile.values[i + 1]);
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
     int bin = linear.bin_of_number(tile.values[i]);
-    if (odd != 0 && key_of(tile.values[i]) == kKeyNan) bin = 0;
     if (float_bits(tile.values[i]) == 0xff800000u) bin = kMinusInfBin - 1;
+    /* Last: told that there is no NaN, clang 19 may take one for -inf in the line above. */
+    if (odd != 0 && key_of(tile.values[i]) == kKeyNan) bin = 0;
     if (bin < kBins) {
       lds_add(&lds.bins[bin], 1);
       lds_add(&lds.coarse_bins[bin / kWaveSize], 1);
     }
-    bins.values[i] = bits_float(static_cast<uint32_t>(bin) + 1);
+    bins.values[i] = bin + 1;
   }
 #pragma unroll
   for (int l = 0; l < kLoads; l++) bins.positions[l] = tile.positions[l];
-  auto bin_in = [&](int i) { return static_cast<int>(float_bits(bins.values[i])); };
   auto standing_in = [&](int i) {
     return standing(key_of(tile.values[i]), tile.positions[i / 4] + i % 4);
   };
@@ -125,15 +123,14 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
     const int live_end = piece_end < values.end ? piece_end : values.end;
 #pragma unroll
     for (int i = 0; i < kItems; i++)
-      if (tile.positions[i / 4] + i % 4 >= live_end)
-        bins.values[i] = bits_float(static_cast<uint32_t>(kDeadBin));
+      if (tile.positions[i / 4] + i % 4 >= live_end) bins.values[i] = kDeadBin;
   }
   const int cut_bin = missing > 0 ? kMinusInfBin : found.cut.bin + 1;
   int chosen = 0, tied = 0;
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
-    const bool in_cut = bin_in(i) == cut_bin;
-    chosen += count(ballot(bin_in(i) < cut_bin));
+    const bool in_cut = bins.values[i] == cut_bin;
+    chosen += count(ballot(bins.values[i] < cut_bin));
     tied += count(ballot(in_cut));
     if (in_cut && missing <= 0) add_finalist(standing_in(i), wave, lds);
   }
@@ -150,11 +147,11 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
     place = cut.place;
 #pragma unroll
     for (int i = 0; i < kItems; i++)
-      if (bin_in(i) == cut_bin && standing_in(i) >= cut.least) bins.values[i] = 0.0f;
+      if (bins.values[i] == cut_bin && standing_in(i) >= cut.least) bins.values[i] = 0;
   }
   const BetterBin better = {cut_bin};
   put_marked(bins, mark(bins, better), better, indices + place,
-             [](float, int column) { return static_cast<int32_t>(column); });
+             [](int, int column) { return static_cast<int32_t>(column); });
   return true;
 }
 
