@@ -68,8 +68,9 @@ HIP_FLAGS = (
     "-x", "hip", "--offload-arch=gfx942", "--cuda-device-only", "--no-gpu-bundle-output",
     "-nogpuinc", "-nogpulib", "-std=c++17", "-O3", "-fno-fast-math",
 )  # fmt: skip
-"""hipcc and clang take the same. Neither HIP's headers nor its device libraries are needed. The last
-one is against -ffast-math in a configuration file of clang's."""
+"""hipcc and clang take the same. Neither HIP's headers nor its device libraries are needed.
+
+The last flag is against -ffast-math in a configuration file of clang's."""
 
 CUDA_FLAGS = ("-x", "cu", "-arch=sm_90", "-cubin", "-std=c++17", "-O3")
 
