@@ -44,8 +44,6 @@ static_assert(kCutBins == 1 << kCutBinBits && kCutBins % (4 * kWaveSize) == 0,
 static_assert(kTile == kCutThreads * kTileItems, "a lane holds its share of a tile in registers");
 static_assert(kCutWaves <= kWaveSize, "one lane reads one wave's count");
 
-constexpr uint32_t kMinusInfBits = 0xff800000u;
-constexpr uint32_t kPlusInfBits = 0x7f800000u;
 constexpr uint32_t kNanBits = 0x7ffffffeu;     /* of every NaN here: its key has one above it */
 constexpr uint32_t kNothingBits = 0xffffffffu; /* below -inf in every comparison of this file */
 constexpr int kAllIds = 0x7fffffff;

@@ -12,6 +12,9 @@
 
 namespace dsv41 {
 
+constexpr uint32_t kMinusInfBits = 0xff800000u;
+constexpr uint32_t kPlusInfBits = 0x7f800000u;
+
 constexpr uint32_t kKeyNan = 0xffffffffu;
 constexpr uint32_t kKeyLargest = 0xff7fffffu; /* of the largest finite number */
 constexpr uint32_t kKeyPlusInf = 0xff800000u;
@@ -27,7 +30,7 @@ DSV41_INLINE uint32_t key_of_number(float value) {
 }
 
 /* By its bits: a compiler may take it that no value is NaN. */
-DSV41_INLINE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+DSV41_INLINE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > kPlusInfBits; }
 
 /* The key of any value. */
 DSV41_INLINE uint32_t key_of(float value) {

@@ -220,7 +220,7 @@ struct CutBinTest {
   float high, better, within; /* differences from `high`: less than `better`; at most `within` */
   /* For all in one bin. */
   DSV41_INLINE_MEMBER CutBinTest()
-      : high(0.0f), better(bits_float(0xff800000u)), within(bits_float(0x7f800000u)) {}
+      : high(0.0f), better(bits_float(kMinusInfBits)), within(bits_float(kPlusInfBits)) {}
   DSV41_INLINE_MEMBER CutBinTest(const ValueBins& bins, int bin) : CutBinTest() {
     high = bins.high;
     if (bin > 0) better = static_cast<float>(bin) * bins.width;

@@ -96,7 +96,7 @@ DSV41_INLINE bool select_short(const Values& values, int32_t* indices, SelectLds
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
     int bin = linear.bin_of_number(tile.values[i]);
-    if (float_bits(tile.values[i]) == 0xff800000u) bin = kMinusInfBin - 1;
+    if (float_bits(tile.values[i]) == kMinusInfBits) bin = kMinusInfBin - 1;
     /* Last: told that there is no NaN, clang 19 may take one for -inf in the line above. */
     if (odd != 0 && key_of(tile.values[i]) == kKeyNan) bin = 0;
     if (bin < kBins) {

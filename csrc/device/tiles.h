@@ -5,6 +5,7 @@
 #ifndef DSV41TOPK_DEVICE_TILES_H_
 #define DSV41TOPK_DEVICE_TILES_H_
 
+#include "device/order.h"
 #include "device/platform.h"
 #include "device/select.h"
 
@@ -44,7 +45,7 @@ DSV41_INLINE void put_vector(Tile<kLoads>& tile, int load, Float4 vector) {
 template <int kLoads>
 DSV41_INLINE void load_vectors(Tile<kLoads>& tile, const int (&columns)[kLoads],
                                const Values& values) {
-  const float nothing = bits_float(0xff800000u);
+  const float nothing = bits_float(kMinusInfBits);
   const int readable = values.end < values.whole ? values.end : values.whole;
   int farthest = columns[0];
 #pragma unroll
